@@ -1,0 +1,1 @@
+"""Training data and finished models on disk."""
