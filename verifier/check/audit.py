@@ -1,0 +1,41 @@
+"""Who is looked at twice: a draw that neither the worker nor, later, the driver can steer (``protocol.md``).
+
+The driver commits to a secret before the step; a frame is drawn when H(secret, commitment hash) falls below the
+share. After the reveal anybody repeats the draw. Integers only.
+"""
+
+from __future__ import annotations
+
+import blake3
+
+from verifier.check.policy import PPM, Policy
+
+_AUDIT = b"sentinel-market audit 1"
+_STRAIGHT = b"sentinel-market straight to recompute 1"
+
+
+def _below(purpose: bytes, secret: bytes, commitment_hash: bytes, share_ppm: int) -> bool:
+    if len(secret) != 32 or len(commitment_hash) != 32:
+        raise ValueError(f"secret and commitment hash have {len(secret)} and {len(commitment_hash)} bytes, not 32")
+    digest = blake3.blake3(purpose + secret + commitment_hash).digest()
+    return int.from_bytes(digest[:8], "big") * PPM < share_ppm << 64
+
+
+def is_audited(secret: bytes, commitment_hash: bytes, share_ppm: int) -> bool:
+    """Whether the frame under this commitment owes an audit. ``share_ppm`` from ``audit_share_ppm``."""
+    return _below(_AUDIT, secret, commitment_hash, share_ppm)
+
+
+def goes_straight_to_recompute(secret: bytes, commitment_hash: bytes, share_ppm: int = 250_000) -> bool:
+    """Whether a confirmation or audit skips the replay: a random quarter, so that colluding replicas cannot clear
+    each other for long. Independent of ``is_audited``."""
+    return _below(_STRAIGHT, secret, commitment_hash, share_ppm)
+
+
+def audit_share_ppm(policy: Policy, *, stage: int, num_stages: int, in_warmup: bool) -> int:
+    """The share of frames to audit: p, in warm-up the warm-up share, 3p of either at the first and last stage."""
+    if not policy.audits:
+        return 0
+    share = policy.warmup_audit_share_ppm if in_warmup else policy.audit_share_ppm
+    factor = policy.end_stage_factor if stage in (0, num_stages - 1) else 1
+    return min(PPM, share * factor)

@@ -1,0 +1,57 @@
+"""From moments to named metric values. NaN means: this metric can not be computed for this frame."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+
+from verifier.check.kernels import Array, Moments
+
+TINY = 1e-30
+ABSENT = math.nan
+
+
+def _log(value: float) -> float:
+    return math.log(max(value, TINY))
+
+
+def frame_metrics(
+    moments: Moments, *, num_tokens: int, width: int, has_input: bool, has_ema: bool, change: Array | None
+) -> tuple[float, ...]:
+    """Values in the order of ``baseline.FRAME_METRICS``. ``num_tokens`` = B x T; ``change`` [D]: EMA of
+    mean(out - in). Distances to the EMA: the paper's four (sentinel.md, section 2); the rest is ours (section 3)."""
+    elements = num_tokens * width
+    root = math.sqrt
+    l1 = l2 = sfr = sw = cosine = gain = shift = drift = ABSENT
+    if has_ema:
+        l1 = _log(moments.l1 / elements)
+        l2 = _log(root(moments.l2) / max(root(moments.ema2), TINY))
+        sfr = moments.flips / elements
+        sw = _log(moments.sliced)
+    if has_input:
+        length_in = max(root(moments.in2), TINY)
+        cosine = moments.cosines / num_tokens
+        gain = _log(root(moments.out2) / length_in)
+        shift = _log(root(moments.change2) / length_in)
+        if change is not None:
+            apart = np.linalg.norm(moments.change_mean.astype(np.float64) - change)
+            drift = _log(float(apart) / max(float(np.linalg.norm(change)), TINY))
+    rms = _log(root(moments.out2 / elements))
+    # mean token norm over its root mean square: 1 if all tokens are equally long; noise fills up the short ones
+    shape = _log(moments.norms / max(root(moments.out2 * num_tokens), TINY))
+    return l1, l2, sfr, sw, rms, shape, cosine, gain, shift, drift
+
+
+def loss_metrics(loss: torch.Tensor) -> tuple[tuple[float, ...], float]:
+    """Values in the order of ``baseline.LOSS_METRICS`` for a per-token loss [B, T] in nats, and its smallest
+    element (NaN or infinite if any element is)."""
+    flat = loss.detach().to(device="cpu", dtype=torch.float64).reshape(-1)
+    total = float(flat.sum())
+    if not math.isfinite(total):
+        return (ABSENT, ABSENT, ABSENT), math.nan
+    mean = total / flat.numel()
+    std = float((flat - mean).square().mean().sqrt())
+    zeros = float((flat <= 0).double().mean())
+    return (_log(mean), _log(std), zeros), float(flat.min())

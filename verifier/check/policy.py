@@ -1,0 +1,105 @@
+"""The verification policy of a job: what is checked, and how often somebody looks twice."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+
+from sentinel_market.errors import ConfigError
+
+PPM = 1_000_000
+POLICIES = ("none", "screen", "screen+confirm", "screen+confirm+audit")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """Settings of the engine; frozen, and part of the job, so that every seat judges alike.
+
+    ``window`` and ``warmup_frames`` count accepted frames of one baseline, so one (driver, boundary, direction).
+    ``k_*`` are multiples of the interquartile range (Tukey's fences). Shares are parts per million of frames.
+    """
+
+    name: str = "screen+confirm+audit"
+    beta_forward: float = 0.9  # sentinel.md section 2, beta_h
+    beta_backward: float = 0.8  # beta_g
+    window: int = 64
+    warmup_frames: int = 40
+    early_frames: int = 4  # from here on the wide fences on conditional metrics hold, also in warm-up
+    k_init: float = 3.5
+    k_min: float = 2.5
+    k_max: float = 8.0
+    k_early: float = 3.0
+    target_flags_ppm: int = 5_000  # honest frames that may cross a fence; steers k
+    audit_share_ppm: int = 10_000
+    warmup_audit_share_ppm: int = 100_000
+    end_stage_factor: int = 3  # the audit share at the first and the last stage is this many times higher
+    straight_share_ppm: int = 250_000  # confirmations that skip the replay and go to recompute
+
+    def __post_init__(self) -> None:
+        problems: list[str] = []
+        if self.name == "paper":
+            problems.append("policy 'paper' is not built yet (number 2 brings it); use 'screen+confirm+audit'")
+        elif self.name not in POLICIES:
+            problems.append(f"policy {self.name!r} is unknown; use one of {', '.join(POLICIES)}")
+        for name in ("beta_forward", "beta_backward"):
+            if not 0.0 <= getattr(self, name) < 1.0:
+                problems.append(f"{name} = {getattr(self, name)} must lie in [0, 1)")
+        if not 16 <= self.window <= 4096:
+            problems.append(f"window = {self.window} must lie in 16 .. 4096 frames")
+        if not 2 <= self.early_frames <= self.warmup_frames:
+            problems.append(f"early_frames = {self.early_frames} must lie in 2 .. warmup_frames")
+        if not 0.0 < self.k_min <= self.k_init <= self.k_max:
+            problems.append(f"k_min {self.k_min} <= k_init {self.k_init} <= k_max {self.k_max} does not hold")
+        for field in fields(self):
+            if field.name.endswith("_ppm") and not 0 <= getattr(self, field.name) <= PPM:
+                problems.append(f"{field.name} = {getattr(self, field.name)} must lie in 0 .. {PPM}")
+        if self.end_stage_factor < 1:
+            problems.append(f"end_stage_factor = {self.end_stage_factor} must be at least 1")
+        if problems:
+            raise ConfigError("; ".join(problems))
+
+    @property
+    def screens(self) -> bool:
+        """Whether frames are held against fences at all."""
+        return self.name != "none"
+
+    @property
+    def confirms(self) -> bool:
+        """Whether a suspect is replayed and recomputed before anybody is accused."""
+        return "confirm" in self.name
+
+    @property
+    def audits(self) -> bool:
+        """Whether frames are drawn at random for a second look."""
+        return "audit" in self.name
+
+    def beta(self, direction: int) -> float:
+        """The EMA's memory for direction 0 (forward) or 1 (backward)."""
+        return self.beta_backward if direction else self.beta_forward
+
+    def to_json(self) -> dict[str, object]:
+        """Strings and integers only: ratios x 1e6, under the field's name with ``_e6``."""
+        return {
+            name + ("_e6" if isinstance(value, float) else ""): round(value * PPM)
+            if isinstance(value, float)
+            else value
+            for name, value in asdict(self).items()
+        }
+
+    @classmethod
+    def from_json(cls, data: dict[str, object]) -> Policy:
+        """The inverse of ``to_json``; ConfigError names an unknown or mistyped key."""
+        known = {f.name: f for f in fields(cls)}
+        values: dict[str, object] = {}
+        for key, value in data.items():
+            name = key.removesuffix("_e6")
+            if name not in known or (key != name) != isinstance(known[name].default, float):
+                raise ConfigError(f"unknown policy setting {key!r}")
+            if name == "name":
+                if not isinstance(value, str):
+                    raise ConfigError(f"policy name {value!r} must be text")
+                values[name] = value
+            elif type(value) is not int:
+                raise ConfigError(f"policy setting {key} = {value!r} must be an integer")
+            else:
+                values[name] = value / PPM if key != name else value
+        return cls(**values)  # type: ignore[arg-type]
