@@ -49,15 +49,11 @@ _MAX_EXPONENT: Final = 30
 
 
 def _integer(doc: str, low: int, high: int, default: Any = MISSING, example: int | None = None) -> Any:
-    return field(
-        default=default, metadata={"kind": "int", "doc": doc, "low": low, "high": high, "example": example}
-    )
+    return field(default=default, metadata={"kind": "int", "doc": doc, "low": low, "high": high, "example": example})
 
 
 def _real(doc: str, low: str, high: str, default: Any = MISSING, example: str | None = None) -> Any:
-    return field(
-        default=default, metadata={"kind": "real", "doc": doc, "low": low, "high": high, "example": example}
-    )
+    return field(default=default, metadata={"kind": "real", "doc": doc, "low": low, "high": high, "example": example})
 
 
 def _amount(doc: str, example: str) -> Any:
@@ -125,9 +121,7 @@ class TrainingSection:
     beta2: str = _real("AdamW: decay of the second moment, below 1", "0", "0.9999999", "0.95")
     eps: str = _real("AdamW: epsilon", "1e-16", "0.1", "0.00000001")
     weight_decay: str = _real("AdamW: decoupled weight decay", "0", "10", "0.1")
-    epoch_steps: int = _integer(
-        "steps from one checkpoint and settlement root to the next", 1, 10_000_000, example=50
-    )
+    epoch_steps: int = _integer("steps from one checkpoint and settlement root to the next", 1, 10_000_000, example=50)
     validation_sequences: int = _integer("held-out sequences the seats measure the loss on", 1, 1_000_000, 64)
 
 
@@ -179,12 +173,8 @@ class MarketSection:
     slot_stake: int = _amount("stake a worker locks for one slot", "100")
     seat_stake: int = _amount("stake a verifier locks for its seat", "500")
     reserve_bps: int = _integer("reserve for repeats, in basis points of the plan", 0, BPS, 1000)
-    claim_deadline_seconds: int = _integer(
-        "seconds to fill the seats before the job is cancelled", 1, 31_536_000, 600
-    )
-    planned_seconds: int = _integer(
-        "seconds the run is meant to take; caps the pay rate", 1, 315_360_000, 3600
-    )
+    claim_deadline_seconds: int = _integer("seconds to fill the seats before the job is cancelled", 1, 31_536_000, 600)
+    planned_seconds: int = _integer("seconds the run is meant to take; caps the pay rate", 1, 315_360_000, 3600)
 
 
 SECTIONS: Final[Mapping[str, type[Any]]] = {
@@ -340,9 +330,7 @@ class _Reader:
         self.canonical = canonical
         self.decimals = decimals
 
-    def table(
-        self, raw: Mapping[str, Any], fields: tuple[dataclasses.Field[Any], ...], prefix: str
-    ) -> dict[str, Any]:
+    def table(self, raw: Mapping[str, Any], fields: tuple[dataclasses.Field[Any], ...], prefix: str) -> dict[str, Any]:
         known = [item.name for item in fields]
         self.unknown(raw, known, prefix)
         values: dict[str, Any] = {}
@@ -466,11 +454,7 @@ def _checked(spec: JobSpec) -> JobSpec:
 
 
 def _problems(values: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    flat = {
-        f"{key}.{name}" if key else name: value
-        for key, part in values.items()
-        for name, value in part.items()
-    }
+    flat = {f"{key}.{name}" if key else name: value for key, part in values.items() for name, value in part.items()}
     return [*_model_problems(flat), *_data_problems(flat), *_run_problems(flat), *_later_problems(flat)]
 
 
@@ -633,9 +617,7 @@ def template(**overrides: Any) -> str:
 
 
 def _template_line(row: Mapping[str, Any], overrides: dict[str, Any], prefix: str) -> str:
-    value = overrides.pop(
-        prefix + row["name"], row["default"] if row.get("example") is None else row["example"]
-    )
+    value = overrides.pop(prefix + row["name"], row["default"] if row.get("example") is None else row["example"])
     if row["kind"] == "flag":
         text = "true" if value else "false"
     elif row["kind"] in ("int", "real"):
