@@ -38,3 +38,6 @@ setup-dev: setup $(VENV)/.dev ## the same and the test tools
 demo: setup ## the main job, end to end, on this machine
 	$(BIN)/sentinel demo $(ARGS)
 
+proto: $(VENV)/.dev ## regenerate the protobuf code
+	$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=sentinel_market/wire --pyi_out=sentinel_market/wire proto/relay.proto
+

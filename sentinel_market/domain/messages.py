@@ -182,6 +182,20 @@ class Endpoint(Typed):
 
 
 @dataclass(frozen=True, slots=True)
+class SeatEnvelope(Typed):
+    """Wraps everything that one seat says to another; ``sequence`` never repeats for one sender."""
+
+    MEMBERS: ClassVar[tuple[tuple[str, str], ...]] = _members(
+        "uint256 jobId,address sender,address recipient,uint64 sequence,bytes32 bodyHash"
+    )
+    job_id: int
+    sender: str
+    recipient: str
+    sequence: int
+    body_hash: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Settlement(Typed):
     """A pay root of one epoch, signed by q seats. ``total_cumulative`` is what all leaves add up to."""
 

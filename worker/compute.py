@@ -1,0 +1,153 @@
+"""The stage itself: forward and backward keyed by dispatch, one gradient accumulator a step.
+
+A worker runs one task at a time. Stateless between steps: loading weights clears the stash and the accumulator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from sentinel_market.attacks import AttackContext, ScheduledAttack
+from sentinel_market.domain.ids import BACKWARD, FORWARD
+from sentinel_market.errors import ProtocolError
+from sentinel_market.models.config import ModelConfig
+from sentinel_market.models.sketch import Sketch
+from sentinel_market.models.stage import Stage
+
+Key = tuple[str, int]
+"""(verifier account, dispatch)."""
+
+
+@dataclass
+class _Kept:
+    """What a backward needs of its forward."""
+
+    microbatch: int
+    input: torch.Tensor
+    output: torch.Tensor
+    shown: torch.Tensor
+    """The stage's input as an attack or a screen sees it: embedding rows at stage 0."""
+
+
+@dataclass
+class BackwardResult:
+    """``gradient`` is None at stage 0; ``sketch`` [64] fp32 is this microbatch's share of the accumulator's."""
+
+    gradient: torch.Tensor | None
+    sketch: torch.Tensor
+
+
+@dataclass
+class StageRunner:
+    """Computes for one slot. ``attack`` is None for everybody honest."""
+
+    config: ModelConfig
+    stage: int
+    num_stages: int
+    job_id: int
+    attack: ScheduledAttack | None = None
+    attack_seed: int = 0
+    step: int = -1
+    weights_hash: bytes = b""
+    summed: dict[bytes, int] = field(default_factory=dict)
+    """Digests of the backward commitments in the accumulator, to their microbatch."""
+
+    def __post_init__(self) -> None:
+        self.module = Stage(self.config, self.stage, self.num_stages)
+        self._kept: dict[Key, _Kept] = {}
+        self._sketch: Sketch | None = None
+        self._memory: dict[str, object] = {}
+        self._rng = torch.Generator().manual_seed(self.attack_seed)
+
+    @property
+    def is_first(self) -> bool:
+        return self.stage == 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.stage == self.num_stages - 1
+
+    def load(self, step: int, flat: torch.Tensor, weights_hash: bytes) -> None:
+        """Begin ``step`` from these canonical weights [N]; everything of the step before is dropped."""
+        self.module.load_flat(flat)
+        self.module.zero_grad_flat()
+        self.step, self.weights_hash = step, weights_hash
+        self._kept.clear()
+        self.summed.clear()
+        self._sketch = Sketch(self.job_id, step)
+
+    def forward(self, key: Key, microbatch: int, x: torch.Tensor) -> torch.Tensor:
+        """Tokens [B, T] at stage 0, else an activation [B, T, D]; returns [B, T, D]."""
+        if not self.is_first:
+            x = x.requires_grad_(True)
+        y = self.module(x)
+        shown = self.module.embed(x).detach() if self.is_first else x.detach()
+        self._kept[key] = _Kept(microbatch, x, y, shown)
+        return self._attacked(y.detach(), FORWARD, shown=shown)
+
+    def backward(self, key: Key, gradient: torch.Tensor) -> BackwardResult:
+        """Incoming gradient [B, T, D] of a forward that this worker did for the same verifier."""
+        kept = self._kept.pop(key, None)
+        if kept is None:
+            raise ProtocolError("dispatch", f"no forward {key[1]} of this verifier is waiting for its backward")
+        if gradient.shape != kept.output.shape:
+            raise ProtocolError("shape", f"gradient {list(gradient.shape)}, output {list(kept.output.shape)}")
+        sketch = self._accumulate(lambda: kept.output.backward(gradient))
+        outgoing = None
+        if not self.is_first:
+            outgoing = kept.input.grad
+            if outgoing is None:  # a lazy attacker skipped the computation
+                outgoing = torch.zeros_like(kept.shown)
+            outgoing = self._attacked(outgoing, BACKWARD, shown=kept.shown, incoming=gradient)
+        return BackwardResult(outgoing, sketch)
+
+    def loss(self, x: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, BackwardResult]:
+        """Last stage: per-token loss [B, T], and the backward of its mean, in one task."""
+        if not self.is_first:
+            x = x.requires_grad_(True)
+        losses = self.module.token_loss(x, targets)
+        sketch = self._accumulate(lambda: losses.mean().backward())
+        shown = self.module.embed(x).detach() if self.is_first else x.detach()
+        shown_losses = self._attacked(losses.detach(), FORWARD, shown=shown)
+        outgoing = None
+        if not self.is_first:
+            outgoing = x.grad if x.grad is not None else torch.zeros_like(x)
+            outgoing = self._attacked(outgoing.detach(), BACKWARD, shown=shown)
+        return shown_losses, BackwardResult(outgoing, sketch)
+
+    def _accumulate(self, backward: Callable[[], None]) -> torch.Tensor:
+        assert self._sketch is not None, "weights are loaded before any task is admitted"
+        if self.attack is not None and self.attack.skips_compute and self.attack.active(self.step):
+            return torch.zeros(64)
+        before = self._sketch.sketch(self.module.flat_grad) if self.summed else torch.zeros(64)
+        backward()
+        return self._sketch.sketch(self.module.flat_grad) - before
+
+    def _attacked(
+        self,
+        tensor: torch.Tensor,
+        direction: int,
+        *,
+        shown: torch.Tensor,
+        incoming: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        if self.attack is None:
+            return tensor
+        context = AttackContext(
+            input=shown,
+            incoming=incoming,
+            step=self.step,
+            direction=direction,
+            stage=self.stage,
+            num_stages=self.num_stages,
+            rng=self._rng,
+            memory=self._memory,
+        )
+        return self.attack.apply(tensor, context)
+
+    def gradient(self) -> torch.Tensor:
+        """A copy of the accumulator [N]."""
+        return self.module.flat_grad.detach().clone()
