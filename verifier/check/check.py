@@ -82,9 +82,7 @@ def screen(frame: Frame, baseline: Baseline, policy: Policy) -> Screening:
     return _screen_tensor(out, frame, baseline, policy, in_warmup)
 
 
-def _screen_tensor(
-    out: torch.Tensor, frame: Frame, baseline: Baseline, policy: Policy, in_warmup: bool
-) -> Screening:
+def _screen_tensor(out: torch.Tensor, frame: Frame, baseline: Baseline, policy: Policy, in_warmup: bool) -> Screening:
     x = as_float32(out)
     y = None if frame.input is None else as_float32(frame.input)
     ema = baseline.mean if baseline.mean is not None and baseline.mean.shape == x.shape[1:] else None
@@ -127,9 +125,7 @@ def _absolute(frame: Frame, values: tuple[float, ...], in_warmup: bool) -> str:
     return ""
 
 
-def _screen_loss(
-    out: torch.Tensor, frame: Frame, baseline: Baseline, policy: Policy, in_warmup: bool
-) -> Screening:
+def _screen_loss(out: torch.Tensor, frame: Frame, baseline: Baseline, policy: Policy, in_warmup: bool) -> Screening:
     values, smallest = loss_metrics(out)
     absolute = ""
     if not math.isfinite(smallest):

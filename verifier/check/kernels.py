@@ -177,7 +177,8 @@ def _sliced(x: Array, m: Array, rows: Array, directions: Array) -> float:
         theirs.sort()
         for i in range(count):
             total += abs(ours[i] - theirs[i])
-    return total / (count * num_directions)
+    distance: float = total / (count * num_directions)
+    return distance
 
 
 def _middle(values: Array, count: int) -> float:

@@ -102,9 +102,7 @@ def compare(claimed: torch.Tensor, reference: torch.Tensor, tolerance: Tolerance
 def compare_sketch(claimed: torch.Tensor, reference: torch.Tensor, tolerance: Tolerance) -> Comparison:
     """The same for a gradient sketch of 64 numbers, by its relative error alone."""
     relative, _ = _errors(claimed, reference)
-    return Comparison(
-        _ceil_e6(relative) <= tolerance.sketch_e6, _ceil_e6(relative), tolerance.sketch_e6, "sketch"
-    )
+    return Comparison(_ceil_e6(relative) <= tolerance.sketch_e6, _ceil_e6(relative), tolerance.sketch_e6, "sketch")
 
 
 def numeric_edge(recompute_a: torch.Tensor, recompute_b: torch.Tensor, tolerance: Tolerance) -> bool:
