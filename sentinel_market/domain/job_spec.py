@@ -98,7 +98,7 @@ class ModelSection:
 class DataSection:
     """What the model is trained on. The three last fields are filled in by ``sentinel job post``."""
 
-    kind: str = _text("stdlib | text | jsonl | parquet | tokens", "stdlib")
+    kind: str = _text("stdlib, text, jsonl, parquet or tokens", "stdlib")
     path: str = _text("file or folder of the data; empty for stdlib", "")
     tokenizer: str = _text("bytes; none for data of kind tokens", "bytes")
     validation_ppm: int = _integer("share held out for validation, in parts per million", 1, 500_000, 50_000)
@@ -150,7 +150,7 @@ class SeatsSection:
 class VerificationSection:
     """How frames are checked. Audit shares are 3 x at the first and the last stage (``protocol.md``)."""
 
-    policy: str = _text("none | screen+confirm | screen+confirm+audit", "screen+confirm+audit")
+    policy: str = _text("none, screen+confirm or screen+confirm+audit", "screen+confirm+audit")
     audit_ppm: int = _integer("share of frames audited, in parts per million", 0, PPM, 10_000)
     warmup_audit_ppm: int = _integer("the same during warm-up, in parts per million", 0, PPM, 100_000)
     warmup_steps: int = _integer("steps in which baselines are built", 0, 10_000_000, 10)

@@ -108,7 +108,7 @@ class Ledger:
     def apply(self, event: Event) -> None:
         """Apply one event."""
         name, args = event["name"], event["args"]
-        # ``StakeVault.slash`` emits its credits right before ``Slashed``; other credits are handed over by their source.
+        # ``StakeVault.slash`` credits right before ``Slashed``; other credits are handed over by their source.
         if name == "CreditAdded":
             self._credits.append((args["account"], args["source"], int(args["amount"])))
             return
