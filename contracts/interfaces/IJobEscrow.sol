@@ -8,6 +8,7 @@ struct Root {
     uint128 totalCumulative;
     uint40 submittedAt;
     uint40 activeAt; // claims from this second on
+    uint48 previousEpoch;
 }
 
 /// @title Job escrow
@@ -39,8 +40,8 @@ interface IJobEscrow {
     error InexactTransfer(uint256 expected, uint256 received);
     /// @notice Funded already.
     error AlreadyFunded(uint256 jobId);
-    /// @notice The job takes no roots now.
-    error RootsClosed(uint256 jobId);
+    /// @notice The job has no money here, or it was divided already.
+    error NotOpen(uint256 jobId);
     /// @notice Epochs ascend: at least `needed`.
     error EpochTooLow(uint256 needed, uint256 had);
     /// @notice A total never decreases.
@@ -49,8 +50,10 @@ interface IJobEscrow {
     error BudgetExceeded(uint256 budget, uint256 needed);
     /// @notice The total is above what may be promised now; wait, or split it over more roots (see allowance).
     error RateExceeded(uint256 allowed, uint256 asked);
-    /// @notice Too few signatures.
-    error QuorumMissing(uint256 needed, uint256 had);
+    /// @notice A root of zero promises nothing.
+    error EmptyRoot();
+    /// @notice The last root is not active yet: one root at a time stands in its objection window.
+    error RootPending(uint256 activeAt, uint256 nowAt);
     /// @notice There is no root of that epoch.
     error UnknownRoot(uint256 jobId, uint64 epoch);
     /// @notice The root is active later.
@@ -66,8 +69,16 @@ interface IJobEscrow {
     /// @notice Nothing to pay out.
     error NothingToPay();
 
-    /// @notice Pulls the budget of a new job from the submitter. Market only.
-    function fund(uint256 jobId, address submitter, uint256 budget) external;
+    /// @notice Pulls the budget of a new job from the submitter and fixes its terms. Market only.
+    /// @param cover stake of the fewest seats that can sign a root: what may be promised in one objection window
+    function fund(
+        uint256 jobId,
+        address submitter,
+        uint256 budget,
+        uint256 cover,
+        uint32 plannedSeconds,
+        uint32 paramsVersion
+    ) external;
     /// @notice Divides the money of a job for good. Market only.
     function settle(uint256 jobId) external;
     /// @notice Refunds the whole budget of a cancelled job. Market only.
@@ -125,7 +136,9 @@ interface IJobEscrow {
     function activeEpoch(uint256 jobId) external view returns (uint64);
     /// @notice The root of an epoch.
     function getRoot(uint256 jobId, uint64 epoch) external view returns (Root memory);
-    /// @notice The highest totalCumulative that a root may state in this second.
+    /// @notice The highest totalCumulative that a root may state in this second: the least of
+    /// 2 x budget x (seconds since the first claim) / plannedSeconds, the last active total + cover, and what the budget
+    /// can pay with its fee. While a root is pending, the last total.
     function allowance(uint256 jobId) external view returns (uint256);
     /// @notice Fees waiting for a treasury.
     function fees(address treasury) external view returns (uint256);

@@ -192,6 +192,10 @@ interface IJobMarket {
     error BadSeatSignature(uint8 seat, address expected, address recovered);
     /// @notice The last settlement root has another epoch.
     error WrongEpoch(uint256 expected, uint256 had);
+    /// @notice Seats and signatures differ in number.
+    error LengthMismatch(uint256 left, uint256 right);
+    /// @notice Not enough free stake for the bonds a seat may have to put up.
+    error BondReserveMissing(address account, uint256 needed, uint256 had);
     /// @notice Only the court may.
     error NotCourt(address caller);
     /// @notice Wired already.
@@ -238,6 +242,8 @@ interface IJobMarket {
     /// @return account the accused
     /// @return lockId the lock that answers
     function openCase(uint256 jobId, uint32 slot, uint32 nonce) external returns (address account, uint256 lockId);
+    /// @notice A quorum stands: roots up to now are dead for the account, whatever the end.
+    function markQuorum(uint256 jobId, address account) external;
     /// @notice A case ended without a conviction.
     function closeCase(uint256 jobId, address account, uint256 lockId) external;
     /// @notice A case was upheld: slashes, bans, terminates the slot if the nonce is still current.
@@ -280,6 +286,21 @@ interface IJobMarket {
     function seatBondReserve(uint256 jobId) external view returns (uint256);
     /// @notice From when on the slot's lock can be released; type(uint64).max while the duty goes on.
     function slotDutyEnd(uint256 jobId, uint32 slot) external view returns (uint64);
+    /// @notice Reverts unless `signatures` are of at least `quorum` distinct seats over `digest`. `seats` ascend.
+    function requireQuorum(
+        uint256 jobId,
+        bytes32 digest,
+        uint8[] calldata seats,
+        bytes[] calldata signatures
+    ) external view;
+    /// @notice The same, and that the job takes settlement roots now: Active, or Closing within the evidence tail.
+    /// @return activeAt when the first slot was claimed
+    function requireRoot(
+        uint256 jobId,
+        bytes32 digest,
+        uint8[] calldata seats,
+        bytes[] calldata signatures
+    ) external view returns (uint64 activeAt);
     /// @notice EIP-712 digest of JobFinish.
     function finishDigest(uint256 jobId, uint64 epoch, bytes32 stepRecordHash) external view returns (bytes32);
     /// @notice EIP-712 domain separator: the domain of the off-chain messages too.

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 pragma solidity ^0.8.28;
 
+import {JobTerms} from "./IJobMarket.sol";
+
 /// @notice One set of market parameters. Times in seconds, shares in basis points, amounts in base units of the token.
 struct Params {
     // --- time
@@ -60,6 +62,12 @@ interface IMarketParams {
 
     /// @notice The set of a version; reverts with UnknownVersion when there is none.
     function get(uint32 version) external view returns (Params memory);
+
+    /// @notice Two times of a set that are read often.
+    function exitWindows(uint32 version) external view returns (uint32 exitNotice, uint32 evidenceTail);
+
+    /// @notice Reverts with BadTerm unless the terms of a job are in bounds under the set that they name.
+    function requireTerms(JobTerms calldata terms, uint64 nowAt) external view;
 
     /// @notice The least margin of the time inequality on this deployment (1 day in public, a second locally).
     function minMargin() external view returns (uint32);
