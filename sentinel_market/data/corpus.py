@@ -121,7 +121,9 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}; check that the path exists and may be read") from error
+        raise ConfigError(
+            f"cannot read {path}: {error.strerror}; check that the path exists and may be read"
+        ) from error
 
 
 def _documents(kind: str, where: Path) -> Iterator[bytes]:
@@ -161,7 +163,9 @@ def _jsonl(where: Path) -> Iterator[bytes]:
         try:
             record = json.loads(line)
         except ValueError as error:
-            raise ConfigError(f"{where} line {number} is not JSON ({error}); one JSON object a line is needed") from error
+            raise ConfigError(
+                f"{where} line {number} is not JSON ({error}); one JSON object a line is needed"
+            ) from error
         text = record.get("text") if isinstance(record, dict) else None
         if not isinstance(text, str):
             raise ConfigError(f'{where} line {number} has no string field "text"; rename the field or convert the file')
@@ -172,7 +176,9 @@ def _parquet(where: Path) -> Iterator[bytes]:
     try:
         from pyarrow import parquet
     except ImportError as error:
-        raise ConfigError(f"reading {where} needs the package pyarrow; install it or convert the file to jsonl") from error
+        raise ConfigError(
+            f"reading {where} needs the package pyarrow; install it or convert the file to jsonl"
+        ) from error
     if not where.is_file():
         raise ConfigError(f"cannot read {where}: no such file; check the path")
     try:

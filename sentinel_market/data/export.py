@@ -37,7 +37,9 @@ def write_export(
                 {"do_sample": True, "temperature": 0.8, "max_length": config.seq_len}, indent=2
             )
             + "\n",
-            "TOKENIZER.txt": _TOKENIZER_NOTE.get(tokenizer, f"Token ids are those of the tokenizers file {tokenizer}.\n"),
+            "TOKENIZER.txt": _TOKENIZER_NOTE.get(
+                tokenizer, f"Token ids are those of the tokenizers file {tokenizer}.\n"
+            ),
         }
         for name, text in texts.items():
             (target / name).write_text(text, encoding="utf-8")

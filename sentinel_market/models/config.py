@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 ALIGNMENT = 64
 """Parameters start at multiples of this many elements, so that a flat buffer is also a matrix [N/64, 64]."""
@@ -68,10 +69,9 @@ class ModelConfig:
 
 
 def partition(num_layers: int, num_stages: int) -> tuple[range, ...]:
-    """Cut layers 0..num_layers-1 into contiguous stages whose sizes differ by at most one.
+    """Cut layers 0..num_layers-1 into contiguous stages whose sizes differ by at most one, larger ones first.
 
-    The larger stages come in the middle of nothing in particular: the first ``num_layers % num_stages`` stages get
-    one layer more. Raises ValueError when a stage would be empty.
+    The last stage also has the output matrix, so it is the one to keep small. ValueError when a stage would be empty.
     """
     if num_stages < 1:
         raise ValueError(f"num_stages is {num_stages}; it must be at least 1")
@@ -81,7 +81,7 @@ def partition(num_layers: int, num_stages: int) -> tuple[range, ...]:
         )
     size, larger = divmod(num_layers, num_stages)
     starts = [stage * size + min(stage, larger) for stage in range(num_stages + 1)]
-    return tuple(range(first, end) for first, end in zip(starts, starts[1:], strict=False))
+    return tuple(range(first, end) for first, end in pairwise(starts))
 
 
 def stage_layers(config: ModelConfig, stage: int, num_stages: int) -> range:
@@ -133,8 +133,8 @@ def memory_estimate(
     """Bytes a process needs for one stage, beside the runtime itself; an estimate from above, for job quotes.
 
     Weights and gradients, the two AdamW moments with ``optimizer`` (a seat), and what autograd keeps of
-    ``num_in_flight`` microbatches of [batch_size, seq_len]: per layer and token about 14 dim-sized, 4 ffn-sized rows and
-    the attention probabilities (as if no fused kernel saved them).
+    ``num_in_flight`` microbatches of [batch_size, seq_len]: per layer and token about 14 dim-sized rows, 4 ffn-sized
+    rows and the attention probabilities (as if no fused kernel saved them).
     """
     parameters = num_parameters(config, stage, num_stages)
     tokens = batch_size * config.seq_len

@@ -27,7 +27,7 @@ def to_state_dict(config: ModelConfig, flats: Sequence[Tensor]) -> dict[str, Ten
 
 
 def from_state_dict(config: ModelConfig, weights: Mapping[str, Tensor], num_stages: int) -> list[Tensor]:
-    """Inverse of ``to_state_dict``, for any number of stages. ValueError names missing, unknown or misshapen weights."""
+    """Inverse of ``to_state_dict``, for any number of stages. ValueError names weights that do not fit."""
     specs = [layout(config, stage, num_stages) for stage in range(num_stages)]
     wanted = {spec.name: spec.shape for stage in specs for spec in stage}
     problems = [f"{name} is missing" for name in wanted if name not in weights]

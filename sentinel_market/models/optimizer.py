@@ -1,7 +1,8 @@
 """AdamW as specified: the same bits from every IEEE machine and every number of threads.
 
-Order of operations on fp32 buffers, each line one rounding (no fused multiply-add, no foreach, no fused kernel); scalars
-are computed in double and rounded once to fp32 where they meet a tensor. With t = step + 1, lr = learning_rate_at(step):
+Order of operations on fp32 buffers, one rounding an operation (no fused multiply-add, no foreach, no fused kernel);
+scalars are computed in double and rounded once to fp32 where they meet a tensor. With t = step + 1 and
+lr = learning_rate_at(step):
 
 1. m <- m * beta1                    m <- m + grad * (1 - beta1)
 2. v <- v * beta2                    v <- v + (grad * grad) * (1 - beta2)

@@ -27,7 +27,7 @@ Multiset = Sequence[int] | Sequence[Sequence[Sequence[int]]]
 
 @dataclass(frozen=True)
 class PlainResult:
-    """``losses``: mean loss of each step in nats, every distinct microbatch counted once. ``flats``: weights [N] a stage."""
+    """``losses``: mean loss of a step in nats, every distinct microbatch once. ``flats``: final weights [N] a stage."""
 
     losses: list[float]
     flats: list[Tensor]
@@ -78,8 +78,8 @@ def plain_loop(
 ) -> PlainResult:
     """Train ``num_steps`` steps from ``init_flat(seed)``.
 
-    ``corpus_batches(step, microbatch)`` gives a batch; ``microbatch_lists[step]`` the ids of a step, with multiplicity, for
-    all stages or by stage and replica (sums are then formed a replica and added in slot order, as a primary does).
+    ``corpus_batches(step, microbatch)`` gives a batch; ``microbatch_lists[step]`` the ids of a step, with multiplicity,
+    for all stages or by stage and replica (sums are then formed a replica and added in slot order, as a primary does).
     ``num_stages`` sets the cut of the returned weights; the mathematics does not depend on it.
     """
     stages = build_stages(config, [init_flat(config, stage, num_stages, seed) for stage in range(num_stages)])
@@ -101,7 +101,7 @@ def plain_loop(
             for i, stage in enumerate(stages):
                 for group, group_sum in zip(counts[i], sums[i], strict=True):
                     if group[microbatch]:
-                        group_sum += stage.flat_grad * group[microbatch]
+                        group_sum.add_(stage.flat_grad * group[microbatch])
         for i, stage in enumerate(stages):
             total = torch.zeros_like(stage.flat)
             for group_sum in sums[i]:

@@ -1,4 +1,8 @@
-"""The gradient sketch: 64 random linear forms of a stage's flat gradient, known to nobody before the step."""
+"""The gradient sketch: 64 linear forms of a stage's flat gradient that depend on the job and the step.
+
+Cost on one slow core, 4 layers in one stage, 4 x 128 tokens: 0.03 ms of 25 ms forward + backward at dim 64 (0.11 %),
+0.5 ms of 142 ms at dim 256 (0.35 %): it is bound by reading the gradient once.
+"""
 
 from __future__ import annotations
 
@@ -31,6 +35,6 @@ class Sketch:
     def sketch(self, flat: Tensor) -> Tensor:
         """fp32 [64] of a flat gradient fp32 [N], N a multiple of 64: one matrix-vector pass."""
         if flat.ndim != 1 or flat.numel() % WIDTH:
-            raise ValueError(f"a sketch takes a flat gradient of a multiple of {WIDTH} elements, got {list(flat.shape)}")
+            raise ValueError(f"a sketch takes a flat gradient [N], N a multiple of {WIDTH}; got {list(flat.shape)}")
         rows = flat.view(-1, WIDTH)
         return torch.mv(rows.t(), self.signs(rows.shape[0]))

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
 
 from sentinel_market.models.config import ModelConfig, partition
 from sentinel_market.models.layout import EMBEDDING, FINAL_NORM, LM_HEAD, ParamSpec, flat_size, layout
@@ -83,6 +83,9 @@ class Stage(nn.Module):
         del set_to_none
         self.zero_grad_flat()
 
+    def _apply(self, *_args: object, **_kwargs: object) -> Stage:
+        raise RuntimeError("a Stage cannot be moved or cast: that would cut its parameters off the flat buffers")
+
     def embed(self, tokens_BT: Tensor) -> Tensor:
         """Stage 0: the embedding rows [B, T, D] of int64 tokens, which a screen treats as this stage's input."""
         return F.embedding(tokens_BT, self._weights[EMBEDDING])
@@ -128,6 +131,7 @@ class Stage(nn.Module):
         shared = config.num_heads // config.num_kv_heads
         if shared > 1:
             k, v = k.repeat_interleave(shared, dim=1), v.repeat_interleave(shared, dim=1)
+        # One thread, dim 64 / 256, forward + backward: this kernel 1.5 / 3.8 ms, scores by hand 3.0 / 5.1 ms.
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return F.linear(out.transpose(1, 2).reshape(batch, length, dim), w[prefix + "o_proj.weight"])
 
