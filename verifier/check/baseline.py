@@ -10,12 +10,12 @@ import torch
 
 from sentinel_market.errors import ProtocolError
 from verifier.check.frame import BACKWARD, FORWARD
-from verifier.check.kernels import NUM_DIRECTIONS, Array
+from verifier.check.kernels import NUM_DIRECTIONS, Array, Fit
 from verifier.check.verdict import E6
 
 VERSION = 1
 # sentinel.md sections 2 and 3. Distances and norms are kept as logarithms: fences on ratios follow shrinking gradients.
-FRAME_METRICS = ("l1", "l2", "sfr", "sw", "rms", "shape", "cosine", "gain", "change", "drift")
+FRAME_METRICS = ("l1", "l2", "sfr", "sw", "align", "rms", "shape", "cosine", "gain", "change", "drift")
 LOSS_METRICS = ("mean", "std", "zeros")
 
 
@@ -56,7 +56,7 @@ class Baseline:
     k_moved: Array = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     clearances: dict[int, int] = field(default_factory=dict)
     _directions: Array | None = None
-    _fit: tuple[Array, Array, Array] | None = None
+    _fit: Fit | None = None
 
     @classmethod
     def new(cls, stage: int, num_stages: int, direction: int, seed: int) -> Baseline:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from verifier.check.baseline import Baseline
+from verifier.check.baseline import FRAME_METRICS, Baseline
 from verifier.check.frame import Frame
 from verifier.check.kernels import Array, as_float32, fit, moments
 from verifier.check.metrics import frame_metrics, loss_metrics
@@ -23,6 +23,7 @@ FLOORS = {
     "l2": 0.02,
     "sfr": 0.008,
     "sw": 0.05,
+    "align": 0.04,
     "rms": 0.02,
     "shape": 0.01,
     "cosine": 0.008,
@@ -34,11 +35,12 @@ FLOORS = {
     "zeros": 0.005,
 }
 # In warm-up the window is young and perhaps a third of it hostile: only these are judged, by these wide spreads.
-EARLY = {"cosine": 0.06, "gain": 0.15, "change": 0.2, "rms": 0.25, "shape": 0.08}
+EARLY = {"align": 0.15, "cosine": 0.06, "gain": 0.15, "change": 0.2, "rms": 0.25, "shape": 0.08}
 UPPER_ONLY = {"sfr", "zeros"}
 
 IDENTITY = math.log(1e-3)  # |out - in| / |in| of a stage that did nothing
 VANISHED = math.log(1e-4)  # |out| / |in| of a stage that returned next to nothing
+OPPOSED = -0.2  # cos(out, in); in warm-up only: later the window knows what is usual here
 NEGATIVE_LOSS = -1e-4  # nats; cross-entropy is not negative, its fp32 rounding may be
 
 
@@ -110,7 +112,8 @@ def _screen_tensor(out: torch.Tensor, frame: Frame, baseline: Baseline, policy: 
 
 def _absolute(frame: Frame, values: tuple[float, ...], in_warmup: bool) -> str:
     """What is wrong whatever the window says; "" if nothing. Values as in FRAME_METRICS."""
-    rms, cosine, gain, shift = values[4], values[6], values[7], values[8]
+    named = dict(zip(FRAME_METRICS, values, strict=True))
+    rms, cosine, gain, shift = named["rms"], named["cosine"], named["gain"], named["change"]
     if rms <= math.log(1e-29):
         return "vanished: every element is zero"
     if math.isnan(cosine):
@@ -120,8 +123,8 @@ def _absolute(frame: Frame, values: tuple[float, ...], in_warmup: bool) -> str:
         return f"identity: |out - in| / |in| = {math.exp(shift):.3g}, below {math.exp(IDENTITY):.3g}"
     if residual and gain < VANISHED:
         return f"vanished: |out| / |in| = {math.exp(gain):.3g}, below {math.exp(VANISHED):.3g}"
-    if in_warmup and cosine < 0.0:
-        return f"opposed: mean cosine of output and input {cosine:.4f} is negative during warm-up"
+    if in_warmup and cosine < OPPOSED:
+        return f"opposed: mean cosine of output and input is {cosine:.4f} during warm-up, below {OPPOSED}"
     return ""
 
 
@@ -165,7 +168,7 @@ def _fences(
     """Scores with their fences, and the columns that lie outside."""
     if baseline._fit is None:
         baseline._fit = fit(baseline.window)
-    centres, spreads, counts = (column.tolist() for column in baseline._fit)
+    found = baseline._fit
     scores: list[Score] = []
     crossed: list[int] = []
     for index, name in enumerate(baseline.metrics):
@@ -173,16 +176,17 @@ def _fences(
         if math.isnan(value):
             scores.append(Score(name, 0))
             continue
-        judged = counts[index] >= policy.early_frames and (not in_warmup or name in EARLY)
+        judged = found.counts[index] >= policy.early_frames and (not in_warmup or name in EARLY)
         if not judged:
             scores.append(Score(name, to_e6(value)))
             continue
         floor = EARLY[name] if in_warmup else FLOORS[name]
-        spread = max(spreads[index], floor)
+        spread = max(found.spreads[index], floor)
         k = policy.k_early if in_warmup else baseline.k(index, policy.k_init)
         reach = (0.5 + k) * spread
-        low = None if name in UPPER_ONLY else to_e6(centres[index] - reach)
-        score = Score(name, to_e6(value), low, to_e6(centres[index] + reach))
+        level, trend = found.levels[index], found.trends[index]
+        low = None if name in UPPER_ONLY else to_e6(min(level, trend) - reach)
+        score = Score(name, to_e6(value), low, to_e6(max(level, trend) + reach))
         scores.append(score)
         if score.crossed:
             crossed.append(index)

@@ -34,6 +34,7 @@ class Moments:
     in2: float  # sum of y^2
     change2: float  # sum of (x - y)^2
     cosines: float  # sum over tokens of cos(x_token, y_token); 0 for a token of no length
+    align: float  # cosine of the batch mean and the EMA, both [T, D] as one long vector
     sliced: float  # sliced Wasserstein distance of sampled rows to the EMA's rows
     mean: Array  # batch mean [T, D], float32
     change_mean: Array  # mean of x - y over batch and tokens [D], float32
@@ -60,13 +61,15 @@ def moments_torch(x: Array, y: Array | None, ema: Array | None, directions: Arra
     out = torch.from_numpy(x).double()
     counterpart = None if y is None else torch.from_numpy(y).double()
     mean = out.mean(dim=0)
-    l1 = l2 = ema2 = flips = sliced = in2 = change2 = cosines = 0.0
+    l1 = l2 = ema2 = flips = sliced = align = in2 = change2 = cosines = 0.0
     change_mean = torch.zeros(out.shape[2], dtype=torch.float64)
     if ema is not None:
         m = torch.from_numpy(ema).double()
         apart = out - m
         l1, l2 = float(apart.abs().sum()), float(apart.square().sum())
         ema2, flips = float(m.square().sum()) * out.shape[0], float(((out < 0) != (m < 0)).sum())
+        length = float(mean.norm() * m.norm())
+        align = float((mean * m).sum()) / length if length > 0 else 0.0
         sliced = _sliced_torch(torch.from_numpy(x), torch.from_numpy(ema), torch.from_numpy(directions))
     token2 = out.square().sum(dim=2)
     if counterpart is not None:
@@ -86,6 +89,7 @@ def moments_torch(x: Array, y: Array | None, ema: Array | None, directions: Arra
         in2=in2,
         change2=change2,
         cosines=cosines,
+        align=align,
         sliced=sliced,
         mean=mean.float().numpy(),
         change_mean=change_mean.float().numpy(),
@@ -94,10 +98,11 @@ def moments_torch(x: Array, y: Array | None, ema: Array | None, directions: Arra
 
 def _pass(
     x: Array, y: Array, has_in: bool, m: Array, has_ema: bool, mean: Array, change_mean: Array
-) -> tuple[float, float, float, float, float, float, float, float, float]:
+) -> tuple[float, float, float, float, float, float, float, float, float, float]:
     """Compiled by numba: x, y [B, T, D], m, mean [T, D], change_mean [D] float64 scratch."""
     batch, tokens, width = x.shape
     out2 = l1 = l2 = ema2 = flips = norms = in2 = change2 = cosines = 0.0
+    mean2 = mean_dot = 0.0
     share = np.float32(1.0 / batch)
     for t in range(tokens):
         mean_row = mean[t]
@@ -148,9 +153,19 @@ def _pass(
                 below = math.sqrt(row_out2 * row_in2)
                 if below > 0.0:
                     cosines += row_dot / below
+        if has_ema:
+            row_mean2 = 0.0
+            row_dot = 0.0
+            for d in range(width):
+                row_mean2 += np.float64(mean_row[d]) * np.float64(mean_row[d])
+                row_dot += np.float64(mean_row[d]) * np.float64(m_row[d])
+            mean2 += row_mean2
+            mean_dot += row_dot
+    length = math.sqrt(mean2 * ema2 / batch)
+    align = mean_dot / length if length > 0.0 else 0.0
     for d in range(width):
         change_mean[d] /= batch * tokens
-    return out2, l1, l2, ema2, flips, norms, in2, change2, cosines
+    return out2, l1, l2, ema2, flips, norms, in2, change2, cosines, align
 
 
 def _sliced(x: Array, m: Array, rows: Array, directions: Array) -> float:
@@ -190,12 +205,13 @@ def _middle(values: Array, count: int) -> float:
     return middle
 
 
-def _fit(window: Array, centres: Array, spreads: Array, counts: Array) -> None:
+def _fit(window: Array, levels: Array, trends: Array, spreads: Array, counts: Array) -> None:
     """For each column of ``window`` [n, M] (rows oldest first, NaN = absent): where the next value should lie.
 
-    The level is a line through the medians of the older and the newer half, so that honest drift (losses fall,
-    gradients shrink) moves the fences along; the spread is twice the median absolute residual, which equals the
-    interquartile range of a symmetric sample and, unlike it, bears that a third of the frames is hostile.
+    Between ``levels``, the median of the newer half, and ``trends``, the line through the medians of both halves
+    carried on by one frame: honest drift (losses fall, gradients shrink) moves the fences along, and a drift that
+    stops or turns is no surprise either. ``spreads`` is twice the median absolute residual from the line: it equals
+    the interquartile range of a symmetric sample and, unlike it, bears that a third of the frames is hostile.
     """
     rows, num_metrics = window.shape
     column = np.empty(rows)
@@ -207,11 +223,11 @@ def _fit(window: Array, centres: Array, spreads: Array, counts: Array) -> None:
                 column[count] = window[i, metric]
                 count += 1
         counts[metric] = count
+        levels[metric] = trends[metric] = spreads[metric] = 0.0
         if count == 0:
-            centres[metric] = 0.0
-            spreads[metric] = 0.0
             continue
         slope = 0.0
+        level = 0.0
         if count >= 16:
             half = count // 2
             for i in range(half):
@@ -219,14 +235,15 @@ def _fit(window: Array, centres: Array, spreads: Array, counts: Array) -> None:
             old = _middle(scratch, half)
             for i in range(half):
                 scratch[i] = column[count - half + i]
-            new = _middle(scratch, half)
-            slope = (new - old) / (count - half)
+            level = _middle(scratch, half)
+            slope = (level - old) / (count - half)
         for i in range(count):
             scratch[i] = column[i] - slope * (i - count)
-        centre = _middle(scratch, count)
+        trend = _middle(scratch, count)
         for i in range(count):
-            scratch[i] = abs(column[i] - slope * (i - count) - centre)
-        centres[metric] = centre
+            scratch[i] = abs(column[i] - slope * (i - count) - trend)
+        trends[metric] = trend
+        levels[metric] = level if count >= 16 else trend
         spreads[metric] = 2.0 * _middle(scratch, count)
 
 
@@ -277,15 +294,24 @@ def moments_numba(x: Array, y: Array | None, ema: Array | None, directions: Arra
 moments = moments_numba if COMPILED else moments_torch
 
 
-def fit(window: Array) -> tuple[Array, Array, Array]:
-    """Centre, spread (both [M], float64) and number of values [M] of a window [n, M]; see ``_fit``."""
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """What a window says about the next value of each metric; four lists of M numbers, see ``_fit``."""
+
+    levels: list[float]
+    trends: list[float]
+    spreads: list[float]
+    counts: list[int]
+
+
+def fit(window: Array) -> Fit:
+    """Summarise a window [n, M]."""
     num_metrics = window.shape[1]
-    centres = np.zeros(num_metrics)
-    spreads = np.zeros(num_metrics)
+    levels, trends, spreads = np.zeros(num_metrics), np.zeros(num_metrics), np.zeros(num_metrics)
     counts = np.zeros(num_metrics, dtype=np.int64)
     if window.shape[0]:
-        _fit(window, centres, spreads, counts)
-    return centres, spreads, counts
+        _fit(window, levels, trends, spreads, counts)
+    return Fit(levels.tolist(), trends.tolist(), spreads.tolist(), counts.tolist())
 
 
 def as_float32(tensor: torch.Tensor) -> Array:

@@ -24,12 +24,13 @@ def frame_metrics(
     mean(out - in). Distances to the EMA: the paper's four (sentinel.md, section 2); the rest is ours (section 3)."""
     elements = num_tokens * width
     root = math.sqrt
-    l1 = l2 = sfr = sw = cosine = gain = shift = drift = ABSENT
+    l1 = l2 = sfr = sw = align = cosine = gain = shift = drift = ABSENT
     if has_ema:
         l1 = _log(moments.l1 / elements)
         l2 = _log(root(moments.l2) / max(root(moments.ema2), TINY))
         sfr = moments.flips / elements
         sw = _log(moments.sliced)
+        align = moments.align
     if has_input:
         length_in = max(root(moments.in2), TINY)
         cosine = moments.cosines / num_tokens
@@ -41,7 +42,7 @@ def frame_metrics(
     rms = _log(root(moments.out2 / elements))
     # mean token norm over its root mean square: 1 if all tokens are equally long; noise fills up the short ones
     shape = _log(moments.norms / max(root(moments.out2 * num_tokens), TINY))
-    return l1, l2, sfr, sw, rms, shape, cosine, gain, shift, drift
+    return l1, l2, sfr, sw, align, rms, shape, cosine, gain, shift, drift
 
 
 def loss_metrics(loss: torch.Tensor) -> tuple[tuple[float, ...], float]:
