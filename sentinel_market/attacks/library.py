@@ -58,7 +58,7 @@ class Constant(_FrameAttack):
         self.name = name
         self.value = value
 
-    def __call__(self, tensor: Tensor, context: AttackContext) -> Tensor:
+    def __call__(self, tensor: Tensor, context: AttackContext) -> Tensor:  # noqa: ARG002
         """x -> value."""
         return torch.full_like(tensor, self.value)
 
@@ -85,7 +85,7 @@ class Scale(_FrameAttack):
         self.name = name
         self.factor = factor
 
-    def __call__(self, tensor: Tensor, context: AttackContext) -> Tensor:
+    def __call__(self, tensor: Tensor, context: AttackContext) -> Tensor:  # noqa: ARG002
         """x -> factor * x."""
         return finite(tensor.double() * self.factor, tensor)
 
@@ -115,7 +115,7 @@ class Bias(_FrameAttack):
         super().__init__(direction)
         self.strength = strength
 
-    def __call__(self, tensor: Tensor, context: AttackContext) -> Tensor:
+    def __call__(self, tensor: Tensor, context: AttackContext) -> Tensor:  # noqa: ARG002
         """x -> x + strength * std(x)."""
         return finite(tensor.double() + self.strength * _std(tensor), tensor)
 
@@ -181,7 +181,7 @@ class Identity(_FrameAttack):
         """All but the last, which must name a loss."""
         return range(max(0, num_stages - 1))
 
-    def __call__(self, tensor: Tensor, context: AttackContext) -> Tensor:
+    def __call__(self, tensor: Tensor, context: AttackContext) -> Tensor:  # noqa: ARG002
         """Forward: f(x) -> x (stage 0: its embedding rows). Backward: outgoing gradient -> incoming gradient."""
         source = context.input if context.direction == FORWARD else context.incoming
         if source is None:

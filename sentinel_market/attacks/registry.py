@@ -1,4 +1,4 @@
-"""Attacks by name: ``NAME``, ``NAME:key=value,...``, or a user's own ``module:object`` (again with ``:key=value,...``)."""
+"""Attacks by name: ``NAME``, ``NAME:key=value,...``, or a user's own ``module:object[:key=value,...]``."""
 
 from __future__ import annotations
 
@@ -73,14 +73,15 @@ def _parameters(spec: str, text: str) -> dict[str, _Parameter]:
     return parameters
 
 
-def _load(spec: str, module: str, name: str) -> Callable[..., object] | object:
+def _load(spec: str, module: str, name: str) -> object:
     try:
-        return getattr(importlib.import_module(module), name)
+        found: object = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise ValueError(
             f"attack {spec!r}: cannot load {name!r} of module {module!r} ({error}); "
             f"give module:object, or one of {', '.join(names())}"
         ) from error
+    return found
 
 
 def get_attack(spec: str, *, seed: int, onset: int) -> ScheduledAttack:

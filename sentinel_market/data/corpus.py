@@ -6,12 +6,13 @@ torch is imported only where batches are made, so that a quote or a digest needs
 from __future__ import annotations
 
 import json
+import os
 import platform
 import sysconfig
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import blake3
 import numpy as np
@@ -28,7 +29,7 @@ BLOCK_TOKENS = 1 << 16
 """A corpus of one document is held out in blocks of at most this many tokens."""
 _PPM = 1_000_000
 
-Tokens = NDArray[np.uint8] | NDArray[np.int32]
+Tokens = NDArray[np.integer[Any]]
 """Token ids: uint8 for a vocabulary of up to 256, else int32."""
 
 
@@ -49,7 +50,7 @@ def load_corpus(
     path: str | Path | None = None,
     tokenizer: str = "bytes",
     *,
-    validation_fraction_ppm: int = 20_000,
+    validation_fraction_ppm: int = 50_000,
     max_bytes: int | None = None,
     vocab_size: int = 256,
     seq_len: int = 1,
@@ -57,8 +58,8 @@ def load_corpus(
     """Read, tokenize and split a corpus. ConfigError names the path, what is wrong and the way out.
 
     ``kind``: stdlib (the running Python's own sources), text (file or directory), jsonl (field "text"), parquet (column
-    "text"), tokens (.npy of ids). ``tokenizer``: "bytes" or the path of a ``tokenizers`` JSON. ``max_bytes`` stops after so many
-    bytes of text (ids of 4 bytes for tokens). Each split must hold at least ``seq_len`` + 1 tokens.
+    "text"), tokens (.npy of ids, without a tokenizer). ``tokenizer``: "bytes" or the path of a ``tokenizers`` JSON.
+    ``max_bytes`` stops after so many bytes of text (an id counts 4). A split must hold ``seq_len`` + 1 tokens or more.
     """
     if kind not in KINDS:
         raise ConfigError(f"corpus kind {kind!r} is unknown; use one of {', '.join(KINDS)}")
@@ -141,9 +142,13 @@ def _documents(kind: str, where: Path) -> Iterator[bytes]:
 
 def _stdlib_files(root: Path) -> list[Path]:
     """Sorted by their path below the library, so that the order is the same whatever the prefix."""
-    found = [path.relative_to(root) for path in root.rglob("*.py")]
-    kept = [relative for relative in found if not STDLIB_SKIPPED.intersection(relative.parts)]
-    return [root / relative for relative in sorted(kept, key=lambda relative: relative.as_posix())]
+    kept: list[Path] = []
+    # Pruned while walking: the skipped folders hold far more files than the kept ones.
+    for folder, subfolders, files in os.walk(root):
+        subfolders[:] = [name for name in subfolders if name not in STDLIB_SKIPPED]
+        kept += [Path(folder, name).relative_to(root) for name in files if name.endswith(".py")]
+    kept.sort(key=lambda relative: relative.as_posix())
+    return [root / relative for relative in kept]
 
 
 def _text_files(where: Path) -> Iterator[bytes]:
@@ -220,7 +225,7 @@ def _load_ids(where: Path, vocab_size: int, limit: int | None) -> Tokens:
 # --- tokens --------------------------------------------------------------------------------------------------------
 
 
-def _checked(ids: NDArray[np.integer], where: Path, vocab_size: int) -> Tokens:
+def _checked(ids: NDArray[np.integer[Any]], where: Path, vocab_size: int) -> Tokens:
     """The ids in their storage type, or ConfigError when one lies beyond the vocabulary."""
     if ids.size:
         low, high = int(ids.min()), int(ids.max())
@@ -265,34 +270,41 @@ class _Encoder:
 
 
 def _split(pieces: Sequence[Tokens], fraction_ppm: int, vocab_size: int) -> tuple[Tokens, Tokens]:
-    """Hold out whole documents, spread evenly over the corpus: one as soon as the held-out share falls behind.
+    """Hold out whole documents, spread over the corpus, so that the share of tokens held out is the wanted one.
 
-    The rule walks the documents in order and holds out the one at whose middle the wanted share passes another half
-    document; it uses integers only. One huge document is first cut into blocks, at most an eighth of it each.
+    The rule walks the documents in order and holds one out when, counting half of it, the held-out share of what was
+    seen so far does not pass the wanted share: integers only. Where that holds out nothing (one document, or a few
+    large ones), contiguous blocks of at most the wanted share of the corpus take the documents' place.
     """
-    if len(pieces) == 1:
-        whole = pieces[0]
-        block = max(1, min(BLOCK_TOKENS, whole.size * fraction_ppm // _PPM, whole.size // 8 or 1))
-        pieces = [whole[start : start + block] for start in range(0, whole.size, block)]
-    train, held = [], []
+    train, held = _held_out(pieces, fraction_ppm)
+    if not held:
+        whole = np.concatenate(pieces)
+        block = max(1, min(BLOCK_TOKENS, whole.size * fraction_ppm // _PPM))
+        blocks = [whole[start : start + block] for start in range(0, whole.size, block)]
+        train, held = _held_out(blocks, fraction_ppm)
+    empty: Tokens = np.empty(0, dtype=np.uint8 if vocab_size <= 256 else np.int32)
+    return np.concatenate([empty, *train]), np.concatenate([empty, *held])
+
+
+def _held_out(pieces: Sequence[Tokens], fraction_ppm: int) -> tuple[list[Tokens], list[Tokens]]:
+    train: list[Tokens] = []
+    held: list[Tokens] = []
     seen = held_tokens = 0
     for piece in pieces:
         seen += piece.size
-        # Held out while the share after holding it would stay nearer to the wanted one than without it.
         if (2 * held_tokens + piece.size) * _PPM <= 2 * seen * fraction_ppm:
             held.append(piece)
             held_tokens += piece.size
         else:
             train.append(piece)
-    empty: Tokens = np.empty(0, dtype=np.uint8 if vocab_size <= 256 else np.int32)
-    return np.concatenate([empty, *train]), np.concatenate([empty, *held])
+    return train, held
 
 
 # --- batches -------------------------------------------------------------------------------------------------------
 
 
 def offsets(num_positions: int, count: int, *key: int | str) -> list[int]:
-    """``count`` start positions in 0..num_positions-1 from a BLAKE3 stream of ``key``: integers only, no generator state."""
+    """``count`` start positions in 0..num_positions-1 from a BLAKE3 stream of ``key``: integers only, no state."""
     label = "/".join(("sentinel-market/batch/v1", *map(str, key)))
     stream = blake3.blake3(label.encode()).digest(length=8 * count)
     return [int.from_bytes(stream[8 * i : 8 * i + 8], "little") % num_positions for i in range(count)]

@@ -14,9 +14,7 @@ from sentinel_market.models.config import ModelConfig
 from sentinel_market.models.export import from_state_dict, hf_config, to_state_dict
 
 WEIGHTS = "model.safetensors"
-_TOKENIZER_NOTE = {
-    "bytes": "Token ids are the bytes of UTF-8 text (vocabulary 256): ids = list(text.encode()), text = bytes(ids).decode().\n",
-}
+_BYTES_NOTE = "Token ids are the bytes of UTF-8 text (vocabulary 256): ids = list(text.encode())."
 
 
 def write_export(
@@ -31,18 +29,15 @@ def write_export(
         target.mkdir(parents=True, exist_ok=True)
         weights = target / WEIGHTS
         save_file(to_state_dict(config, flats), weights, metadata={"format": "pt"})
+        generation = {"do_sample": True, "temperature": 0.8, "max_length": config.seq_len}
+        note = _BYTES_NOTE if tokenizer == "bytes" else f"Token ids are those of the tokenizers file {tokenizer}."
         texts = {
-            "config.json": json.dumps(hf_config(config), indent=2) + "\n",
-            "generation_config.json": json.dumps(
-                {"do_sample": True, "temperature": 0.8, "max_length": config.seq_len}, indent=2
-            )
-            + "\n",
-            "TOKENIZER.txt": _TOKENIZER_NOTE.get(
-                tokenizer, f"Token ids are those of the tokenizers file {tokenizer}.\n"
-            ),
+            "config.json": json.dumps(hf_config(config), indent=2),
+            "generation_config.json": json.dumps(generation, indent=2),
+            "TOKENIZER.txt": note,
         }
         for name, text in texts.items():
-            (target / name).write_text(text, encoding="utf-8")
+            (target / name).write_text(text + "\n", encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"cannot write the model to {target}: {error.strerror or error}") from error
     return [weights, *(target / name for name in texts)]

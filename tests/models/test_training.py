@@ -80,7 +80,9 @@ def test_weights_that_do_not_fit_are_named() -> None:
     weights = to_state_dict(CONFIG, [init_flat(CONFIG, 0, 1, 5)])
     weights["surplus"] = weights.pop("lm_head.weight")
     weights["model.norm.weight"] = torch.ones(3)
-    with pytest.raises(ValueError, match=r"lm_head\.weight is missing.*surplus is unknown.*model\.norm\.weight has shape"):
+    with pytest.raises(
+        ValueError, match=r"lm_head\.weight is missing.*surplus is unknown.*model\.norm\.weight has shape"
+    ):
         from_state_dict(CONFIG, weights, 1)
     with pytest.raises(ValueError, match="flat weights of stage 0"):
         to_state_dict(CONFIG, [torch.zeros(64)])
