@@ -6,6 +6,7 @@ Each keyword of a constructor is a parameter of the specification ``name:key=val
 
 from __future__ import annotations
 
+import math
 from typing import cast
 
 import torch
@@ -32,6 +33,15 @@ def _normal(tensor: Tensor, context: AttackContext) -> Tensor:
 
 def _uniform(tensor: Tensor, context: AttackContext) -> Tensor:
     return torch.rand(tensor.shape, generator=context.rng).to(tensor.device)
+
+
+def _number(name: str, value: object, low: float = -math.inf, high: float = math.inf) -> float:
+    # Parameters come from a command line, so a wrong one is the user's and must be named.
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{name} is {value!r}; it must be a finite number")
+    if not low <= value <= high:
+        raise ValueError(f"{name} is {value}; it must lie in {low}..{high}")
+    return float(value)
 
 
 class _FrameAttack:
@@ -70,7 +80,7 @@ class RandomValue(_FrameAttack):
 
     def __init__(self, std: float = 1.0, direction: str = "forward") -> None:
         super().__init__(direction)
-        self.std = std
+        self.std = _number("std", std, low=0)
 
     def __call__(self, tensor: Tensor, context: AttackContext) -> Tensor:
         """x -> std * n, n standard normal."""
@@ -83,7 +93,7 @@ class Scale(_FrameAttack):
     def __init__(self, name: str = "scale", factor: float = 10.0, direction: str = "forward") -> None:
         super().__init__(direction)
         self.name = name
-        self.factor = factor
+        self.factor = _number("factor", factor)
 
     def __call__(self, tensor: Tensor, context: AttackContext) -> Tensor:  # noqa: ARG002
         """x -> factor * x."""
@@ -97,9 +107,7 @@ class RandomSign(_FrameAttack):
 
     def __init__(self, fraction: float = 0.3, direction: str = "forward") -> None:
         super().__init__(direction)
-        if not 0 <= fraction <= 1:
-            raise ValueError(f"fraction is {fraction}; it must lie in 0..1")
-        self.fraction = fraction
+        self.fraction = _number("fraction", fraction, low=0, high=1)
 
     def __call__(self, tensor: Tensor, context: AttackContext) -> Tensor:
         """x_i -> -x_i with probability ``fraction``."""
@@ -113,7 +121,7 @@ class Bias(_FrameAttack):
 
     def __init__(self, strength: float = 1.0, direction: str = "forward") -> None:
         super().__init__(direction)
-        self.strength = strength
+        self.strength = _number("strength", strength)
 
     def __call__(self, tensor: Tensor, context: AttackContext) -> Tensor:  # noqa: ARG002
         """x -> x + strength * std(x)."""
@@ -126,7 +134,7 @@ class Noise(_FrameAttack):
     def __init__(self, name: str = "noise", strength: float = 1.0, direction: str = "forward") -> None:
         super().__init__(direction)
         self.name = name
-        self.strength = strength
+        self.strength = _number("strength", strength)
 
     def __call__(self, tensor: Tensor, context: AttackContext) -> Tensor:
         """x -> x + strength * std(x) * n, n standard normal."""
@@ -144,9 +152,9 @@ class Delay(_FrameAttack):
 
     def __init__(self, num_steps: int = 100, direction: str = "forward") -> None:
         super().__init__(direction)
-        if num_steps < 1:
-            raise ValueError(f"num_steps is {num_steps}; it must be at least 1")
-        self.num_steps = int(num_steps)
+        if not isinstance(num_steps, int) or num_steps < 1:
+            raise ValueError(f"num_steps is {num_steps!r}; it must be a whole number, at least 1")
+        self.num_steps = num_steps
 
     def _history(self, context: AttackContext) -> dict[int, Tensor]:
         return cast("dict[int, Tensor]", context.memory.setdefault(f"delay/{context.direction}", {}))

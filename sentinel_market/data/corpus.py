@@ -273,11 +273,11 @@ def _split(pieces: Sequence[Tokens], fraction_ppm: int, vocab_size: int) -> tupl
     """Hold out whole documents, spread over the corpus, so that the share of tokens held out is the wanted one.
 
     The rule walks the documents in order and holds one out when, counting half of it, the held-out share of what was
-    seen so far does not pass the wanted share: integers only. Where that holds out nothing (one document, or a few
+    seen so far does not pass the wanted share: integers only. Where that leaves a split empty (one document, or a few
     large ones), contiguous blocks of at most the wanted share of the corpus take the documents' place.
     """
     train, held = _held_out(pieces, fraction_ppm)
-    if not held:
+    if not held or not train:
         whole = np.concatenate(pieces)
         block = max(1, min(BLOCK_TOKENS, whole.size * fraction_ppm // _PPM))
         blocks = [whole[start : start + block] for start in range(0, whole.size, block)]

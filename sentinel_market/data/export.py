@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -50,5 +51,5 @@ def read_export(directory: str | Path, config: ModelConfig, num_stages: int) -> 
         raise ConfigError(f"{path} does not exist; give the directory that holds {WEIGHTS}")
     try:
         return from_state_dict(config, load_file(path), num_stages)
-    except ValueError as error:
+    except (ValueError, SafetensorError) as error:
         raise ConfigError(f"{path}: {error}") from error
