@@ -8,6 +8,7 @@ import {ReentrancyGuardTransient} from "@openzeppelin/contracts/utils/Reentrancy
 import {ActiveClock} from "./ActiveClock.sol";
 import {IJobEscrow} from "./interfaces/IJobEscrow.sol";
 import {
+    CaseSubject,
     IJobMarket,
     Job,
     JobState,
@@ -248,7 +249,7 @@ contract JobMarket is AccessManaged, EIP712, ReentrancyGuardTransient, ActiveClo
         uint256 jobId,
         uint32 slot,
         uint32 nonce
-    ) external onlyCourt returns (address account, uint256 lockId) {
+    ) external onlyCourt returns (CaseSubject memory subject) {
         Job storage job = _job(jobId);
         if (job.state != JobState.Active && job.state != JobState.Closing) revert WrongJobState(jobId, job.state);
         Slot storage own = _slot(jobId, job, slot);
@@ -258,10 +259,17 @@ contract JobMarket is AccessManaged, EIP712, ReentrancyGuardTransient, ActiveClo
         }
         uint64 end = own.dutyEnd(job, _evidenceTail(job));
         if (_now() >= end) revert TooLate(end, _now());
-        (account, lockId) = (own.account, own.lockId);
+        subject = CaseSubject(
+            own.account,
+            own.lockId,
+            job.quorum,
+            job.seatsTaken,
+            job.paramsVersion,
+            job.slotStake
+        );
         job.openCases += 1;
-        _members[jobId][account].openCases += 1;
-        _vault.hold(lockId);
+        _members[jobId][subject.account].openCases += 1;
+        _vault.hold(subject.lockId);
     }
 
     /// @inheritdoc IJobMarket

@@ -3,7 +3,7 @@ pragma solidity ^0.8.28;
 
 import {AccessManaged} from "@openzeppelin/contracts/access/manager/AccessManaged.sol";
 import {JobTerms} from "./interfaces/IJobMarket.sol";
-import {IMarketParams, Params} from "./interfaces/IMarketParams.sol";
+import {CaseTerms, IMarketParams, Params} from "./interfaces/IMarketParams.sol";
 import {TermsLib} from "./libraries/TermsLib.sol";
 
 /// @title MarketParams
@@ -41,6 +41,12 @@ contract MarketParams is AccessManaged, IMarketParams {
     function exitWindows(uint32 version) external view returns (uint32 exitNotice, uint32 evidenceTail) {
         Params storage params = _set(version);
         return (params.exitNotice, params.evidenceTail);
+    }
+
+    /// @inheritdoc IMarketParams
+    function caseTerms(uint32 version) external view returns (CaseTerms memory) {
+        Params storage p = _set(version);
+        return CaseTerms(p.collect, p.appeal, p.slashBadComputeBps, p.gammaBps, p.quorumStakeBps, p.minBond);
     }
 
     /// @inheritdoc IMarketParams

@@ -7,8 +7,8 @@ import {Math} from "@openzeppelin/contracts/utils/math/Math.sol";
 import {SafeCast} from "@openzeppelin/contracts/utils/math/SafeCast.sol";
 import {ActiveClock} from "./ActiveClock.sol";
 import {IJobEscrow} from "./interfaces/IJobEscrow.sol";
-import {IJobMarket, Job, Seat, SeatState, SlashSplit} from "./interfaces/IJobMarket.sol";
-import {IMarketParams, Params} from "./interfaces/IMarketParams.sol";
+import {CaseSubject, IJobMarket, Job, Seat, SeatState, SlashSplit} from "./interfaces/IJobMarket.sol";
+import {CaseTerms, IMarketParams, Params} from "./interfaces/IMarketParams.sol";
 import {IStakeVault} from "./interfaces/IStakeVault.sol";
 import {Accusation, Case, CaseState, IViolationCourt, ViolationKind, Vote} from "./interfaces/IViolationCourt.sol";
 import {CaseLib} from "./libraries/CaseLib.sol";
@@ -45,23 +45,23 @@ contract ViolationCourt is EIP712, ActiveClock, IViolationCourt {
 
     /// @inheritdoc IViolationCourt
     function report(Accusation calldata accusation, Vote calldata vote) external returns (bytes32 caseId) {
-        Params memory params;
-        (caseId, params) = _join(accusation);
+        CaseTerms memory terms;
+        (caseId, terms) = _join(accusation);
         if (!_vote(caseId, accusation, vote)) revert NoNewVote(caseId);
-        _count(caseId, accusation, params);
+        _count(caseId, accusation, terms);
     }
 
     /// @inheritdoc IViolationCourt
     function reportBatch(Accusation calldata accusation, Vote[] calldata votes) external returns (bytes32 caseId) {
-        Params memory params;
-        (caseId, params) = _join(accusation);
+        CaseTerms memory terms;
+        (caseId, terms) = _join(accusation);
         uint256 counted = 0;
         // At most as many as the job has seats: a seat that has voted is passed over.
         for (uint256 i = 0; i < votes.length; ++i) {
             if (_vote(caseId, accusation, votes[i])) ++counted;
         }
         if (counted == 0) revert NoNewVote(caseId);
-        _count(caseId, accusation, params);
+        _count(caseId, accusation, terms);
     }
 
     /// @inheritdoc IViolationCourt
@@ -129,7 +129,7 @@ contract ViolationCourt is EIP712, ActiveClock, IViolationCourt {
     /// @inheritdoc IViolationCourt
     function quoteBond(uint256 jobId, ViolationKind kind) external view returns (uint256 slashAsk, uint256 bond) {
         Job memory job = _market.getJob(jobId);
-        return _quote(job, _params.get(job.paramsVersion), kind);
+        return _quote(job.slotStake, job.quorum, _params.caseTerms(job.paramsVersion), kind);
     }
 
     /// @inheritdoc IViolationCourt
@@ -152,33 +152,32 @@ contract ViolationCourt is EIP712, ActiveClock, IViolationCourt {
     // --- inside
 
     /// @dev The case of an accusation, opened when it is new.
-    function _join(Accusation calldata a) private returns (bytes32 caseId, Params memory params) {
+    function _join(Accusation calldata a) private returns (bytes32 caseId, CaseTerms memory terms) {
         caseId = caseIdOf(a);
         Case storage own = _cases[caseId];
         if (own.state != CaseState.None) {
             own.requireCollecting(caseId, _now());
-            return (caseId, _params.get(own.paramsVersion));
+            return (caseId, _params.caseTerms(own.paramsVersion));
         }
-        Job memory job = _market.getJob(a.jobId);
-        if (job.submitter == address(0)) revert JobNotReportable(a.jobId);
-        params = _params.get(job.paramsVersion);
-        (uint256 ask, uint256 bond) = _quote(job, params, a.kind);
-        (address accused, uint256 lockId) = _market.openCase(a.jobId, a.slot, a.nonce);
-        own.accused = accused;
+        if (a.kind != ViolationKind.BadCompute) revert KindNotSupported(a.kind);
+        CaseSubject memory subject = _market.openCase(a.jobId, a.slot, a.nonce);
+        terms = _params.caseTerms(subject.paramsVersion);
+        (uint256 ask, uint256 bond) = _quote(subject.slotStake, subject.quorum, terms, a.kind);
+        own.accused = subject.account;
         own.jobId = a.jobId.toUint64();
         own.slot = a.slot;
         own.nonce = a.nonce;
         own.kind = a.kind;
         own.state = CaseState.Collecting;
         own.openedAt = uint40(_now());
-        own.collectUntil = uint40(_now() + params.collect);
-        own.quorum = job.quorum;
-        own.numSeats = job.seatsTaken;
-        own.paramsVersion = job.paramsVersion;
+        own.collectUntil = uint40(_now() + terms.collect);
+        own.quorum = subject.quorum;
+        own.numSeats = subject.seatsTaken;
+        own.paramsVersion = subject.paramsVersion;
         own.slashAsk = ask.toUint96();
         own.bond = bond.toUint96();
-        own.lockId = uint48(lockId);
-        emit CaseOpened(caseId, a.jobId, accused, ask, bond, own.collectUntil);
+        own.lockId = subject.lockId;
+        emit CaseOpened(caseId, a.jobId, subject.account, ask, bond, own.collectUntil);
     }
 
     /// @dev One seat's vote. Returns false, and changes nothing, when it has voted already.
@@ -232,23 +231,24 @@ contract ViolationCourt is EIP712, ActiveClock, IViolationCourt {
     }
 
     /// @dev Collecting -> Appealable when the votes are a quorum.
-    function _count(bytes32 caseId, Accusation calldata a, Params memory params) private {
+    function _count(bytes32 caseId, Accusation calldata a, CaseTerms memory terms) private {
         Case storage own = _cases[caseId];
-        if (!own.hasQuorum(params.quorumStakeBps)) return;
+        if (!own.hasQuorum(terms.quorumStakeBps)) return;
         own.state = CaseState.Appealable;
-        own.appealUntil = uint40(_now() + params.appeal);
+        own.appealUntil = uint40(_now() + terms.appeal);
         _openSeats[a.jobId][a.slot] &= ~uint256(own.voted);
         emit CaseQuorum(caseId, a.jobId, own.accused, own.reporters, own.appealUntil);
         _market.markQuorum(a.jobId, own.accused);
     }
 
     function _quote(
-        Job memory job,
-        Params memory params,
+        uint256 slotStake,
+        uint256 quorum,
+        CaseTerms memory terms,
         ViolationKind kind
     ) private pure returns (uint256 ask, uint256 bond) {
-        ask = PayMath.slashAsk(job.slotStake, CaseLib.severity(params, kind));
-        bond = PayMath.bondOf(ask, params.gammaBps, job.quorum, params.minBond);
+        ask = PayMath.slashAsk(slotStake, CaseLib.severity(terms, kind));
+        bond = PayMath.bondOf(ask, terms.gammaBps, quorum, terms.minBond);
     }
 
     function _split(Case storage own, uint256 amount) private view returns (SlashSplit memory split) {

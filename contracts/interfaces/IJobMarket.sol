@@ -93,6 +93,16 @@ struct Seat {
     uint48 lockId;
 }
 
+/// @notice What the court learns when it opens a case.
+struct CaseSubject {
+    address account; // the accused
+    uint48 lockId; // the lock that answers
+    uint8 quorum;
+    uint8 seatsTaken;
+    uint32 paramsVersion;
+    uint128 slotStake;
+}
+
 /// @notice How a slash is divided.
 struct SlashSplit {
     uint256 toReporters; // credited to the court, which hands it to the reporters
@@ -239,9 +249,7 @@ interface IJobMarket {
 
     // --- court only
     /// @notice A case opens: holds the slot's lock, freezes the account's claims on that job.
-    /// @return account the accused
-    /// @return lockId the lock that answers
-    function openCase(uint256 jobId, uint32 slot, uint32 nonce) external returns (address account, uint256 lockId);
+    function openCase(uint256 jobId, uint32 slot, uint32 nonce) external returns (CaseSubject memory subject);
     /// @notice A quorum stands: roots up to now are dead for the account, whatever the end.
     function markQuorum(uint256 jobId, address account) external;
     /// @notice A case ended without a conviction.

@@ -40,6 +40,16 @@ struct Params {
     uint96 gasSettleBond;
 }
 
+/// @notice The part of a set that a case needs.
+struct CaseTerms {
+    uint32 collect;
+    uint32 appeal;
+    uint16 slashBadComputeBps;
+    uint16 gammaBps;
+    uint16 quorumStakeBps;
+    uint128 minBond;
+}
+
 /// @title Versioned market parameters
 /// @notice Append-only: a version, once added, never changes, and a job keeps the version it was posted with.
 interface IMarketParams {
@@ -65,6 +75,9 @@ interface IMarketParams {
 
     /// @notice Two times of a set that are read often.
     function exitWindows(uint32 version) external view returns (uint32 exitNotice, uint32 evidenceTail);
+
+    /// @notice What a case needs of a set.
+    function caseTerms(uint32 version) external view returns (CaseTerms memory);
 
     /// @notice Reverts with BadTerm unless the terms of a job are in bounds under the set that they name.
     function requireTerms(JobTerms calldata terms, uint64 nowAt) external view;

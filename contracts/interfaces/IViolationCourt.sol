@@ -110,8 +110,6 @@ interface IViolationCourt {
 
     /// @notice This kind cannot be reported yet.
     error KindNotSupported(ViolationKind kind);
-    /// @notice The job is not running.
-    error JobNotReportable(uint256 jobId);
     /// @notice No such case.
     error UnknownCase(bytes32 caseId);
     /// @notice The case's state does not allow this.

@@ -2,7 +2,7 @@
 pragma solidity ^0.8.28;
 
 import {Case, CaseState, IViolationCourt, ViolationKind} from "../interfaces/IViolationCourt.sol";
-import {Params} from "../interfaces/IMarketParams.sol";
+import {CaseTerms} from "../interfaces/IMarketParams.sol";
 import {PayMath} from "./PayMath.sol";
 
 /// @title CaseLib
@@ -29,8 +29,8 @@ library CaseLib {
     }
 
     /// @notice The share of a lock that a kind of violation costs.
-    function severity(Params memory params, ViolationKind kind) internal pure returns (uint256) {
-        if (kind == ViolationKind.BadCompute) return params.slashBadComputeBps;
+    function severity(CaseTerms memory terms, ViolationKind kind) internal pure returns (uint256) {
+        if (kind == ViolationKind.BadCompute) return terms.slashBadComputeBps;
         revert IViolationCourt.KindNotSupported(kind);
     }
 }

@@ -20,15 +20,7 @@ interface Vm {
     function parseJsonBytes(string calldata json, string calldata key) external pure returns (bytes memory);
     function parseJsonString(string calldata json, string calldata key) external pure returns (string memory);
     function keyExistsJson(string calldata json, string calldata key) external view returns (bool);
-    function lastCallGas() external view returns (Gas memory);
-
-    struct Gas {
-        uint64 gasLimit;
-        uint64 gasTotalUsed;
-        uint64 gasMemoryUsed;
-        int64 gasRefunded;
-        uint64 gasRemaining;
-    }
+    function snapshotValue(string calldata group, string calldata name, uint256 value) external;
 }
 
 /// @notice A few assertions; each failure names what was compared.
