@@ -48,6 +48,11 @@ NUM_DRIVERS = 3
 NUM_REPLICAS = 3
 
 
+def say(*parts: object) -> None:
+    """A line on standard output."""
+    sys.stdout.write(" ".join(str(part) for part in parts) + "\n")
+
+
 def corpus(limit: int = 4_000_000) -> torch.Tensor:
     """Bytes of the standard library's own sources, uint8 [N]."""
     root = Path(sysconfig.get_paths()["stdlib"])
@@ -128,6 +133,7 @@ class Trial:
         self.late: dict[tuple[str, tuple[int, int]], list[int]] = defaultdict(lambda: [0, 0])
         self.poisoned: dict[tuple[str, tuple[int, int]], Poisoned] = {}
         self.old: dict[tuple[int, int], list[torch.Tensor]] = defaultdict(list)
+        self.by_time: Counter[int] = Counter()
         self.screen_seconds = 0.0
         self.screened = 0
         self.examples: list[str] = []
@@ -158,7 +164,9 @@ class Trial:
         h = tokens
         for stage in self.stages:
             given = stage.embed(tokens).detach() if stage.is_first else h.detach().requires_grad_()
-            out = stage(tokens) if stage.is_first else stage.token_loss(given, targets) if stage.is_last else stage(given)
+            out = (
+                stage(tokens) if stage.is_first else stage.token_loss(given, targets) if stage.is_last else stage(given)
+            )
             inputs.append(given)
             outputs.append(out)
             h = out
@@ -179,9 +187,7 @@ class Trial:
         outputs[0].backward(incoming)
         return float(loss.detach())
 
-    def look(
-        self, step: int, driver: int, key: tuple[int, int], out: torch.Tensor, given: torch.Tensor | None
-    ) -> None:
+    def look(self, step: int, driver: int, key: tuple[int, int], out: torch.Tensor, given: torch.Tensor | None) -> None:
         replica = self.replica()
         frame = Frame(
             output=out,
@@ -206,7 +212,8 @@ class Trial:
         if flagged:
             for i in screening.crossed:
                 self.crossed[f"{key} {baseline.metrics[i]}"] += 1
-            if len(self.examples) < 40:
+            self.by_time[step // 20 * 20] += 1
+            if len(self.examples) < 300:
                 self.examples.append(f"step {step} {key}: {screening.verdict.reason}")
         if replica == 0 or step < self.args.first_frame_steps:
             self.what_if(step, driver, key, frame, replica)
@@ -280,27 +287,27 @@ class Trial:
             return flags[key] / max(frames[key], 1)
 
         name = {FORWARD: "forward", BACKWARD: "backward"}
-        print("\n| boundary | honest frames | flagged | in warm-up | flagged |\n|---|---|---|---|---|")
+        say("\n| boundary | honest frames | flagged | in warm-up | flagged |\n|---|---|---|---|---|")
         for key in self.keys:
-            print(
+            say(
                 f"| stage {key[0]} {name[key[1]]} | {self.honest_frames[key]} | "
                 f"{rate(self.honest_flags, self.honest_frames, key):.2%} | {self.warmup_frames[key]} | "
                 f"{rate(self.warmup_flags, self.warmup_frames, key):.2%} |"
             )
         total = self.honest_flags.total() / max(self.honest_frames.total(), 1)
         early = self.warmup_flags.total() / max(self.warmup_frames.total(), 1)
-        print(f"| all | {self.honest_frames.total()} | {total:.2%} | {self.warmup_frames.total()} | {early:.2%} |")
-        print(f"\nlate onset (from step {self.args.onset}): share of hostile frames flagged")
+        say(f"| all | {self.honest_frames.total()} | {total:.2%} | {self.warmup_frames.total()} | {early:.2%} |")
+        say(f"\nlate onset (from step {self.args.onset}): share of hostile frames flagged")
         heads = " | ".join(f"{k[0]} {name[k[1]]}" for k in self.keys)
-        print(f"\n| attack | {heads} |\n|---{'|---' * len(self.keys)}|")
+        say(f"\n| attack | {heads} |\n|---{'|---' * len(self.keys)}|")
         for attack in ATTACKS:
             cells = []
             for key in self.keys:
                 hit, of = self.late.get((attack, key), (0, 0))
                 cells.append(f"{hit / of:.1%}" if of else "-")
-            print(f"| {attack} | {' | '.join(cells)} |")
-        print("\nonset 0: step of the first catch (s: by the screen, a: by an audit); honest frames flagged meanwhile")
-        print(f"\n| attack | {heads} |\n|---{'|---' * len(self.keys)}|")
+            say(f"| {attack} | {' | '.join(cells)} |")
+        say("\nonset 0: step of the first catch (s: by the screen, a: by an audit); honest frames flagged meanwhile")
+        say(f"\n| attack | {heads} |\n|---{'|---' * len(self.keys)}|")
         for attack in ATTACKS:
             cells = []
             for key in self.keys:
@@ -310,9 +317,10 @@ class Trial:
                     continue
                 when = "never" if run.caught_at is None else f"{run.caught_at}{run.by[0]}"
                 cells.append(f"{when}, {run.flagged_after / max(run.honest_after, 1):.1%}")
-            print(f"| {attack} | {' | '.join(cells)} |")
-        print("\ncrossed:", dict(self.crossed.most_common(30)))
-        print(f"screen: {1e3 * self.screen_seconds / self.screened:.3f} ms a frame")
+            say(f"| {attack} | {' | '.join(cells)} |")
+        say("\ncrossed:", dict(self.crossed.most_common(30)))
+        say("flags by steps of 20:", dict(sorted(self.by_time.items())))
+        say(f"screen: {1e3 * self.screen_seconds / self.screened:.3f} ms a frame")
         k = {f"{key}": self.honest[0, key].k_e6.tolist() for key in self.keys}
         return {"flag_rate": total, "k": k}
 
@@ -342,11 +350,11 @@ def main() -> None:
     for step in range(args.steps):
         loss = trial.one_step(step)
         if step % 20 == 0:
-            print(f"step {step} loss {loss:.3f} {time.perf_counter() - began:.0f} s", file=sys.stderr, flush=True)
+            sys.stderr.write(f"step {step} loss {loss:.3f} {time.perf_counter() - began:.0f} s\n")
     result = trial.report()
     if args.examples:
-        print("\n".join(trial.examples))
-    print(json.dumps(result))
+        say("\n".join(trial.examples))
+    say(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -213,11 +213,11 @@ def accept(baseline: Baseline, screening: Screening) -> None:
 
 
 def _ema(old: Array | None, new: Array | None, beta: float) -> Array | None:
-    if new is None:
+    if new is None or (old is not None and old.shape != new.shape):
         return old
-    if old is None or old.shape != new.shape:
-        return new if old is None else old
-    return (np.float32(beta) * old + np.float32(1.0 - beta) * new).astype(np.float32)
+    mixed: Array = new if old is None else np.float32(beta) * old + np.float32(1.0 - beta) * new
+    # at the very end of float32's range a mean may overflow: then this frame teaches nothing
+    return mixed if math.isfinite(float(mixed.sum(dtype=np.float64))) else old
 
 
 def cleared_by_recompute(baseline: Baseline, screening: Screening) -> bool:

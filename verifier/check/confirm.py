@@ -89,10 +89,11 @@ def decide(events: Sequence[Event]) -> ConfirmStep:
         raise ValueError("a confirmation begins with SUSPECT or AUDIT")
     replay, recompute, replayer = _one(seen, _REPLAY), _one(seen, _RECOMPUTE), _one(seen, _REPLAYER)
     skips_replay = bool(seen & {Event.STRAIGHT, Event.NO_REPLICA})
-    if replay is not None and Event.STRAIGHT in seen:
+    if replay is not None and skips_replay:
         raise ValueError("a frame that goes straight to recompute is not replayed")
-    if replayer is not None and (replay is not Event.REPLAY_DISAGREES or recompute is None):
-        raise ValueError(f"{replayer} needs a replay that disagreed and a recompute")
+    conclusive = recompute in (Event.RECOMPUTE_AGREES, Event.RECOMPUTE_DISAGREES)
+    if replayer is not None and (replay is not Event.REPLAY_DISAGREES or not conclusive):
+        raise ValueError(f"{replayer} needs a replay that disagreed and a recompute that says something")
     if recompute is not None:
         if replay is Event.REPLAY_AGREES:
             raise ValueError("a replay cleared this frame; nothing was left to recompute")

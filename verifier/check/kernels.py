@@ -49,6 +49,14 @@ def sampled_rows(num_tokens: int, num_sequences: int) -> Array:
     return np.stack((sequences, tokens), axis=1)
 
 
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+def _narrow(array: Array) -> Array:
+    """To float32, cut to its range: x - y can leave it although x and y do not."""
+    return np.clip(array, -_LARGEST, _LARGEST).astype(np.float32)
+
+
 def _sliced_torch(x: torch.Tensor, ema: torch.Tensor, directions: torch.Tensor) -> float:
     rows = torch.from_numpy(sampled_rows(x.shape[1], x.shape[0]))
     ours = (x[rows[:, 0], rows[:, 1]].double() @ directions.double()).sort(dim=0).values
@@ -91,8 +99,8 @@ def moments_torch(x: Array, y: Array | None, ema: Array | None, directions: Arra
         cosines=cosines,
         align=align,
         sliced=sliced,
-        mean=mean.float().numpy(),
-        change_mean=change_mean.float().numpy(),
+        mean=_narrow(mean.numpy()),
+        change_mean=_narrow(change_mean.numpy()),
     )
 
 
@@ -288,7 +296,7 @@ def moments_numba(x: Array, y: Array | None, ema: Array | None, directions: Arra
     sliced = 0.0
     if ema is not None:
         sliced = _sliced(x, ema, sampled_rows(x.shape[1], x.shape[0]), np.ascontiguousarray(directions.T))
-    return Moments(*sums, sliced=sliced, mean=mean, change_mean=change_mean.astype(np.float32))
+    return Moments(*sums, sliced=sliced, mean=mean, change_mean=_narrow(change_mean))
 
 
 moments = moments_numba if COMPILED else moments_torch

@@ -37,8 +37,9 @@ def frame_metrics(
         gain = _log(root(moments.out2) / length_in)
         shift = _log(root(moments.change2) / length_in)
         if change is not None:
-            apart = np.linalg.norm(moments.change_mean.astype(np.float64) - change)
-            drift = _log(float(apart) / max(float(np.linalg.norm(change)), TINY))
+            usual = change.astype(np.float64)
+            apart = np.linalg.norm(moments.change_mean - usual)
+            drift = _log(float(apart) / max(float(np.linalg.norm(usual)), TINY))
     rms = _log(root(moments.out2 / elements))
     # mean token norm over its root mean square: 1 if all tokens are equally long; noise fills up the short ones
     shape = _log(moments.norms / max(root(moments.out2 * num_tokens), TINY))

@@ -1,0 +1,379 @@
+"""Everything in the check that decides with integers: confirmation, audits, tolerance, policy, verdicts, the mean."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sentinel_market.errors import ConfigError, ProtocolError
+from verifier.check import (
+    Action,
+    Event,
+    Policy,
+    Score,
+    Tolerance,
+    Verdict,
+    VerdictKind,
+    audit_share_ppm,
+    compare,
+    compare_sketch,
+    decide,
+    goes_straight_to_recompute,
+    is_audited,
+    numeric_edge,
+)
+from verifier.check.robust import aggregate, check_rule
+from verifier.check.verdict import to_e6
+
+E = Event
+STOP = VerdictKind
+
+# events -> action, verdict, cleared by, judge the replayer, replayer guilty
+TABLE = [
+    ([E.SUSPECT], Action.REPLAY, None, "", False, False),
+    ([E.AUDIT], Action.REPLAY, None, "", False, False),
+    ([E.SUSPECT, E.STRAIGHT], Action.RECOMPUTE, None, "", False, False),
+    ([E.AUDIT, E.NO_REPLICA], Action.RECOMPUTE, None, "", False, False),
+    ([E.SUSPECT, E.REPLAY_AGREES], Action.FINAL, STOP.ACCEPT, "replay", False, False),
+    ([E.SUSPECT, E.REPLAY_LOST], Action.RECOMPUTE, None, "", False, False),
+    ([E.SUSPECT, E.REPLAY_DISAGREES], Action.RECOMPUTE, None, "", True, False),
+    ([E.AUDIT, E.STRAIGHT, E.RECOMPUTE_AGREES], Action.FINAL, STOP.ACCEPT, "recompute", False, False),
+    ([E.AUDIT, E.STRAIGHT, E.RECOMPUTE_DISAGREES], Action.FINAL, STOP.VIOLATION, "", False, False),
+    ([E.AUDIT, E.STRAIGHT, E.RECOMPUTE_EDGE], Action.FINAL, STOP.INCONCLUSIVE, "", False, False),
+    ([E.AUDIT, E.STRAIGHT, E.RECOMPUTE_IMPOSSIBLE], Action.FINAL, STOP.INCONCLUSIVE, "", False, False),
+    ([E.SUSPECT, E.REPLAY_LOST, E.RECOMPUTE_DISAGREES], Action.FINAL, STOP.VIOLATION, "", False, False),
+    ([E.SUSPECT, E.REPLAY_DISAGREES, E.RECOMPUTE_DISAGREES], Action.FINAL, STOP.VIOLATION, "", True, False),
+    ([E.SUSPECT, E.REPLAY_DISAGREES, E.RECOMPUTE_AGREES], Action.FINAL, STOP.ACCEPT, "recompute", True, False),
+    ([E.SUSPECT, E.REPLAY_DISAGREES, E.RECOMPUTE_EDGE], Action.FINAL, STOP.INCONCLUSIVE, "", False, False),
+    (
+        [E.SUSPECT, E.REPLAY_DISAGREES, E.RECOMPUTE_AGREES, E.REPLAY_REFUTED],
+        Action.FINAL,
+        STOP.ACCEPT,
+        "recompute",
+        False,
+        True,
+    ),
+    (
+        [E.SUSPECT, E.REPLAY_DISAGREES, E.RECOMPUTE_DISAGREES, E.REPLAY_REFUTED],
+        Action.FINAL,
+        STOP.VIOLATION,
+        "",
+        False,
+        True,
+    ),
+    (
+        [E.AUDIT, E.REPLAY_DISAGREES, E.RECOMPUTE_DISAGREES, E.REPLAY_UPHELD],
+        Action.FINAL,
+        STOP.VIOLATION,
+        "",
+        False,
+        False,
+    ),
+]
+
+
+@pytest.mark.parametrize(("events", "action", "verdict", "cleared", "judge", "guilty"), TABLE)
+def test_table(
+    events: list[Event], action: Action, verdict: VerdictKind | None, cleared: str, judge: bool, guilty: bool
+) -> None:
+    step = decide(events)
+    got = (step.action, step.verdict, step.cleared_by, step.judge_replayer, step.replayer_violation)
+    assert got == (action, verdict, cleared, judge, guilty)
+    assert step.reason
+
+
+def test_every_history_there_is() -> None:
+    """All 2^13 sets of events: ValueError, or a decision that keeps the rules."""
+    decided = 0
+    for size in range(len(Event) + 1):
+        for events in itertools.combinations(Event, size):
+            try:
+                step = decide(events)
+            except ValueError:
+                continue
+            decided += 1
+            seen = set(events)
+            final = step.action is Action.FINAL
+            assert final == (step.verdict is not None)
+            assert step.verdict is not VerdictKind.SUSPECT
+            # only a recompute convicts
+            if step.verdict is VerdictKind.VIOLATION:
+                assert E.RECOMPUTE_DISAGREES in seen
+            if step.replayer_violation:
+                assert {E.REPLAY_REFUTED, E.REPLAY_DISAGREES} <= seen
+                assert seen & {E.RECOMPUTE_AGREES, E.RECOMPUTE_DISAGREES}
+            # nobody is cleared by a replay in the quarter that goes straight, or when too few live
+            if step.cleared_by == "replay":
+                assert E.STRAIGHT not in seen and E.NO_REPLICA not in seen
+            if E.REPLAY_DISAGREES in seen and not final:
+                assert step.action is Action.RECOMPUTE
+            if E.STRAIGHT in seen or E.NO_REPLICA in seen:
+                assert step.action is not Action.REPLAY
+            if E.RECOMPUTE_EDGE in seen or E.RECOMPUTE_IMPOSSIBLE in seen:
+                assert step.verdict is VerdictKind.INCONCLUSIVE
+    assert decided == 3 * DECIDED_A_OPENING
+
+
+# Continuations of each opening ({SUSPECT}, {AUDIT}, both). Without replay, by STRAIGHT, NO_REPLICA or both: nothing or
+# one of 4 recomputes. Else: nothing, agrees, lost (and 4), disagrees (and 4, of which 2 may judge the replayer twice).
+DECIDED_A_OPENING = 3 * 5 + 1 + 1 + 5 + (1 + 4 + 2 * 2)
+
+
+def test_histories_end_within_three_actions() -> None:
+    answers = {
+        Action.REPLAY: [E.REPLAY_AGREES, E.REPLAY_DISAGREES, E.REPLAY_LOST],
+        Action.RECOMPUTE: [E.RECOMPUTE_AGREES, E.RECOMPUTE_DISAGREES, E.RECOMPUTE_EDGE, E.RECOMPUTE_IMPOSSIBLE],
+    }
+    open_histories = [[E.SUSPECT], [E.AUDIT], [E.AUDIT, E.STRAIGHT], [E.SUSPECT, E.NO_REPLICA]]
+    for _ in range(3):
+        following = []
+        for history in open_histories:
+            step = decide(history)
+            if step.action is Action.FINAL:
+                if step.judge_replayer:
+                    for event in (E.REPLAY_UPHELD, E.REPLAY_REFUTED):
+                        assert not decide([*history, event]).judge_replayer
+                continue
+            following += [[*history, event] for event in answers[step.action]]
+        open_histories = following
+    assert not open_histories
+
+
+@pytest.mark.parametrize(
+    "events", [[], [E.STRAIGHT], [E.REPLAY_AGREES], [E.SUSPECT, E.RECOMPUTE_AGREES], [E.AUDIT, E.REPLAY_REFUTED]]
+)
+def test_impossible_histories_are_our_bug(events: list[Event]) -> None:
+    with pytest.raises(ValueError):
+        decide(events)
+
+
+# --- audits
+
+
+def hashes(count: int) -> list[bytes]:
+    import blake3
+
+    return [blake3.blake3(i.to_bytes(4, "big")).digest() for i in range(count)]
+
+
+def test_audits_hit_their_share_and_straights_are_independent() -> None:
+    secret = bytes(range(32))
+    drawn = [h for h in hashes(40_000) if is_audited(secret, h, 100_000)]
+    assert 3_700 < len(drawn) < 4_300
+    straight = sum(goes_straight_to_recompute(secret, h) for h in drawn)
+    assert 0.22 < straight / len(drawn) < 0.28
+
+
+def test_audits_are_nested_pinned_and_need_the_secret() -> None:
+    one, two = bytes(32), bytes([1]) * 32
+    all_hashes = hashes(2_000)
+    few = {h for h in all_hashes if is_audited(one, h, 10_000)}
+    assert few <= {h for h in all_hashes if is_audited(one, h, 30_000)}
+    assert few != {h for h in all_hashes if is_audited(two, h, 10_000)}
+    assert all(is_audited(one, h, 1_000_000) for h in all_hashes)
+    assert not any(is_audited(one, h, 0) for h in all_hashes)
+    # the draw is part of the protocol: another seat repeats it years later
+    assert [i for i, h in enumerate(all_hashes[:200]) if is_audited(one, h, 30_000)] == PINNED
+    with pytest.raises(ValueError, match="31 and 32"):
+        is_audited(bytes(31), bytes(32), 1)
+
+
+PINNED = [37, 47, 82, 86, 94, 130]
+
+
+def test_audit_shares() -> None:
+    policy = Policy()
+    shares = {
+        (stage, warm): audit_share_ppm(policy, stage=stage, num_stages=4, in_warmup=warm)
+        for stage in range(4)
+        for warm in (False, True)
+    }
+    assert [shares[s, False] for s in range(4)] == [30_000, 10_000, 10_000, 30_000]
+    assert [shares[s, True] for s in range(4)] == [300_000, 100_000, 100_000, 300_000]
+    assert audit_share_ppm(Policy(audit_share_ppm=900_000), stage=0, num_stages=4, in_warmup=False) == 1_000_000
+    assert audit_share_ppm(Policy(name="screen+confirm"), stage=0, num_stages=4, in_warmup=True) == 0
+
+
+# --- tolerance
+
+
+def test_compare_both_criteria_and_the_edges() -> None:
+    t = Tolerance(relative_e6=100, element_e6=5_000)
+    reference = torch.ones(1000)
+    assert compare(reference, reference.clone(), t).error_e6 == 0
+    near = compare(reference * 1.00005, reference, t)
+    assert near.agrees and near.error_e6 in (50, 51) and near.limit_e6 == 100
+    far = compare(reference * 1.001, reference, t)
+    assert not far.agrees and far.criterion == "relative" and "beyond" in far.text()
+    spike = reference.clone()
+    spike[7] += 0.02  # relative error 6e-4 of the norm: hidden from a looser relative limit
+    one = compare(spike, reference, Tolerance(relative_e6=1_000, element_e6=5_000))
+    assert not one.agrees and one.criterion == "element" and one.error_e6 in (20_000, 20_001)
+
+
+@pytest.mark.parametrize(
+    "claimed",
+    [
+        torch.full((4,), math.nan),
+        torch.full((4,), math.inf),
+        torch.ones(5),
+        torch.ones(2, 2),
+        torch.zeros(4),
+        torch.empty(0),
+    ],
+)
+def test_compare_never_agrees_with_nonsense(claimed: torch.Tensor) -> None:
+    result = compare(claimed, torch.ones(4), Tolerance())
+    assert not result.agrees and type(result.error_e6) is int
+    assert not compare_sketch(claimed, torch.ones(4), Tolerance()).agrees
+
+
+def test_compare_with_a_zero_reference() -> None:
+    assert compare(torch.zeros(4), torch.zeros(4), Tolerance()).agrees
+    assert not compare(torch.full((4,), 1e-30), torch.zeros(4), Tolerance()).agrees
+    assert compare(torch.empty(0), torch.empty(0), Tolerance()).agrees
+
+
+def test_numeric_edge() -> None:
+    t = Tolerance()
+    a = torch.randn(64, generator=torch.Generator().manual_seed(0))
+    assert not numeric_edge(a, a, t)
+    assert not numeric_edge(a, a * (1 + t.relative_e6 / 11e6), t)
+    assert numeric_edge(a, a * (1 + t.relative_e6 / 9e6), t)
+    for bad in (math.nan, math.inf):
+        assert numeric_edge(torch.full((3,), bad), torch.ones(3), t)
+        assert numeric_edge(torch.ones(3), torch.full((3,), bad), t)
+
+
+def test_tolerance_settings_are_checked() -> None:
+    with pytest.raises(ConfigError, match="relative_e6 = 0"):
+        Tolerance(relative_e6=0)
+    assert Tolerance(**Tolerance().to_json()) == Tolerance()
+
+
+# --- policy and verdict
+
+
+def test_policy_names_and_properties() -> None:
+    want = {
+        "none": (False, False, False),
+        "screen": (True, False, False),
+        "screen+confirm": (True, True, False),
+        "screen+confirm+audit": (True, True, True),
+    }
+    for name, flags in want.items():
+        policy = Policy(name=name)
+        assert (policy.screens, policy.confirms, policy.audits) == flags
+    assert Policy().name == "screen+confirm+audit"
+    assert (Policy().beta(0), Policy().beta(1)) == (0.9, 0.8)
+
+
+@pytest.mark.parametrize(
+    ("settings_", "message"),
+    [
+        ({"name": "paper"}, "number 2"),
+        ({"name": "strict"}, "unknown"),
+        ({"beta_forward": 1.0}, "beta_forward"),
+        ({"window": 3}, "window"),
+        ({"k_init": 99.0}, "k_max"),
+        ({"audit_share_ppm": -1}, "audit_share_ppm"),
+        ({"early_frames": 0}, "early_frames"),
+        ({"end_stage_factor": 0}, "end_stage_factor"),
+    ],
+)
+def test_policy_refuses(settings_: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Policy(**settings_)  # type: ignore[arg-type]
+
+
+def test_policy_json_holds_integers_and_comes_back() -> None:
+    policy = Policy(k_init=3.25, window=128)
+    data = json.loads(json.dumps(policy.to_json()))
+    assert all(type(v) in (int, str) for v in data.values())
+    assert Policy.from_json(data) == policy
+    for bad in ({"window": "64"}, {"windows": 64}, {"k_init": 3}, {"name": 3}, {"window_e6": 3}):
+        with pytest.raises(ConfigError):
+            Policy.from_json(data | bad)
+
+
+scores = st.builds(
+    Score,
+    st.text(max_size=8),
+    st.integers(-(10**15), 10**15),
+    st.none() | st.integers(-(10**15), 10**15),
+    st.none() | st.integers(-(10**15), 10**15),
+)
+
+
+@settings(max_examples=50)
+@given(st.builds(Verdict, st.sampled_from(VerdictKind), st.text(max_size=20), st.lists(scores, max_size=4).map(tuple)))
+def test_verdict_json_comes_back(verdict: Verdict) -> None:
+    assert Verdict.from_json(json.loads(json.dumps(verdict.to_json()))) == verdict
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        None,
+        {},
+        {"kind": "GUILTY", "reason": "", "scores": []},
+        {"kind": "ACCEPT", "reason": 3, "scores": []},
+        {"kind": "ACCEPT", "reason": "", "scores": [3]},
+        {"kind": "ACCEPT", "reason": "", "scores": [{"metric": "a", "value_e6": 1.5, "low_e6": None, "high_e6": None}]},
+        {"kind": "ACCEPT", "reason": "", "scores": [{"metric": "a", "value_e6": 1, "low_e6": True, "high_e6": None}]},
+    ],
+)
+def test_verdict_refuses(data: object) -> None:
+    with pytest.raises(ProtocolError, match="verdict"):
+        Verdict.from_json(data)
+
+
+def test_scores_at_the_edge_are_integers() -> None:
+    assert to_e6(0.1234567) == 123457
+    assert to_e6(math.inf) == 10**15 and to_e6(-math.inf) == -(10**15) and to_e6(math.nan) == 10**15
+    assert Score("cosine", -912_000, 861_200, None).text() == "cosine -0.912 below its fence 0.8612"
+    assert Score("l1", 3, None, 2).crossed and not Score("l1", 2, 2, 2).crossed
+
+
+# --- the mean
+
+
+def test_mean_is_sum_of_sums_over_sum_of_counts_in_slot_order() -> None:
+    a, b = torch.tensor([1e8, 6.0]), torch.tensor([1.0, 3.0])
+    before = a.clone()
+    assert torch.equal(aggregate("mean", [a, b], [2, 1]), (a + b) / 3)
+    assert torch.equal(a, before)
+    assert torch.equal(aggregate("mean", [a], [4]), a / 4)
+
+
+@pytest.mark.parametrize(
+    ("sums", "counts"),
+    [
+        ([], []),
+        ([torch.ones(2)], [1, 2]),
+        ([torch.ones(2)], [0]),
+        ([torch.ones(2)], [-1]),
+        ([torch.ones(2), torch.ones(3)], [1, 1]),
+        ([torch.ones(2, dtype=torch.float64)], [1]),
+        ([torch.tensor([1.0, math.nan])], [1]),
+        ([torch.ones(2, 2)], [1]),
+    ],
+)
+def test_mean_refuses(sums: list[torch.Tensor], counts: list[int]) -> None:
+    with pytest.raises(ValueError):
+        aggregate("mean", sums, counts)
+
+
+def test_other_rules_are_refused_with_a_way_out() -> None:
+    for rule in ("trimmed_mean", "centred_clipping", "multi_krum"):
+        with pytest.raises(ConfigError, match=r"number 2.*use 'mean'"):
+            check_rule(rule)
+    with pytest.raises(ConfigError, match="unknown"):
+        aggregate("median", [torch.ones(1)], [1])
+    check_rule("mean")
