@@ -89,13 +89,14 @@ class CaseInfo:
 class SignedReport:
     """One seat's ViolationReport as the court takes it."""
 
-    verifier: str
+    seat: int
+    evidence_hash: bytes
     deadline: int
     signature: bytes
 
 
 class Court(Protocol):
-    """Reports and settlements: what a seat's hot key may send."""
+    """What a seat's hot key sends to the chain, and what it reads for it. All calls block; run them in a thread."""
 
     def case_id(self, job_id: int, slot: int, nonce: int, kind: int, commitment_hash: bytes) -> bytes: ...
 
@@ -106,7 +107,6 @@ class Court(Protocol):
         nonce: int,
         kind: int,
         commitment_hash: bytes,
-        evidence_hash: bytes,
         reports: Sequence[SignedReport],
     ) -> str:
         """Send all reports in one transaction; returns its hash. Raises Rejected."""
@@ -115,23 +115,54 @@ class Court(Protocol):
     def case(self, case_id: bytes) -> CaseInfo: ...
 
     def execute(self, case_id: bytes) -> str:
-        """Push an appealable case past its window to Executed: slash, ban, terminate. Returns the hash."""
+        """Execute a case whose windows are over: slash, ban, terminate. Returns the hash. Raises Rejected."""
         ...
 
-    def settle(
+    def settle_bond(self, case_id: bytes, seat: int) -> str:
+        """Give a reporter its bond and its share back."""
+        ...
+
+    def now(self) -> int:
+        """Chain time in seconds."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Money:
+    """What settlement needs to know of the escrow."""
+
+    last_epoch: int
+    total: int
+    """``totalCumulative`` of the last root."""
+    allowance: int
+    """Highest total that the rate cap admits now."""
+
+
+class Escrow(Protocol):
+    """Settlement roots and the end of a job. All calls block."""
+
+    def money(self, job_id: int) -> Money: ...
+
+    def claimed(self, job_id: int, account: str) -> int: ...
+
+    def submit_root(
         self,
         job_id: int,
         epoch: int,
         root: bytes,
         total: int,
         record_hash: bytes,
-        signatures: Sequence[tuple[str, bytes]],
+        signatures: Sequence[tuple[int, bytes]],
     ) -> str:
-        """Submit a settlement root signed by seats [(account, signature)]. Returns the transaction hash."""
+        """Signatures as (seat index, 65 bytes), ascending. Returns the transaction hash. Raises Rejected."""
         ...
 
-    def now(self) -> int:
-        """Chain time in seconds."""
+    def finish(self, job_id: int, epoch: int, record_hash: bytes, signatures: Sequence[tuple[int, bytes]]) -> str:
+        """Close a finished job."""
+        ...
+
+    def settle_job(self, job_id: int) -> str:
+        """Settle a closing job whose evidence tail is over."""
         ...
 
 
@@ -145,3 +176,13 @@ class BlobStore(Protocol):
     def get(self, digest: str) -> bytes:
         """Raises PeerGone when absent or unreachable; the caller checks nothing: bytes match the digest."""
         ...
+
+
+class Events(Protocol):
+    """Where a seat tells what happened: the coordinator, or a list in a test. Never blocks, never raises."""
+
+    def step(self, data: Mapping[str, object]) -> None: ...
+
+    def verdict(self, data: Mapping[str, object]) -> None: ...
+
+    def settlement(self, data: Mapping[str, object]) -> None: ...

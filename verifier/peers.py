@@ -22,6 +22,7 @@ from verifier.relay import SEAT_MESSAGE_BYTES
 log = logging.getLogger("verifier")
 
 REMEMBERED = 1 << 14
+CLOCK_SKEW_NS = 600 * 10**9
 
 
 class Peers:
@@ -41,6 +42,9 @@ class Peers:
         # Wall-clock start: a restarted seat goes on above everything that it sent before.
         self._sequence = time.time_ns()
         self._seen: OrderedDict[tuple[str, int], None] = OrderedDict()
+        self._floors: dict[str, int] = {}
+        # What was sent well before this process started was meant for another one.
+        self._started = self._sequence - CLOCK_SKEW_NS
 
     def _channel(self, account: str) -> grpc.aio.Channel:
         channel = self._channels.get(account)
@@ -118,12 +122,12 @@ class Peers:
         key = (envelope.sender, envelope.sequence)
         if key in self._seen:
             raise ProtocolError("replay", f"envelope {envelope.sequence} of {envelope.sender} came twice")
+        if envelope.sequence <= self._floors.get(envelope.sender, self._started):
+            raise ProtocolError("replay", f"envelope {envelope.sequence} of {envelope.sender} is too old to be new")
         self._seen[key] = None
         if len(self._seen) > REMEMBERED:
-            # Forget the oldest; what is older than every remembered one of its sender is refused by age below.
-            self._seen.popitem(last=False)
-        if envelope.sequence < time.time_ns() - 3600 * 10**9:
-            raise ProtocolError("replay", f"envelope {envelope.sequence} of {envelope.sender} is over an hour old")
+            (sender, sequence), _ = self._seen.popitem(last=False)
+            self._floors[sender] = max(sequence, self._floors.get(sender, 0))
         return await self._handle(envelope.sender, pb.SeatMessage.FromString(envelope.body))
 
     async def close(self) -> None:

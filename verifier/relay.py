@@ -157,7 +157,8 @@ class WorkerSession:
             return
         self.closed = True
         self._outbox.put_nowait(None)
-        for future in (*self._waiting.values(), *self._sums.values()):
+        futures: list[asyncio.Future[Any]] = [*self._waiting.values(), *self._sums.values()]
+        for future in futures:
             if not future.done():
                 future.set_exception(PeerGone(f"slot {self.slot.slot}: {reason}"))
 

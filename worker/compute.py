@@ -49,7 +49,6 @@ class StageRunner:
     num_stages: int
     job_id: int
     attack: ScheduledAttack | None = None
-    attack_seed: int = 0
     step: int = -1
     weights_hash: bytes = b""
     summed: dict[bytes, int] = field(default_factory=dict)
@@ -59,8 +58,6 @@ class StageRunner:
         self.module = Stage(self.config, self.stage, self.num_stages)
         self._kept: dict[Key, _Kept] = {}
         self._sketch: Sketch | None = None
-        self._memory: dict[str, object] = {}
-        self._rng = torch.Generator().manual_seed(self.attack_seed)
 
     @property
     def is_first(self) -> bool:
@@ -95,7 +92,7 @@ class StageRunner:
             raise ProtocolError("dispatch", f"no forward {key[1]} of this verifier is waiting for its backward")
         if gradient.shape != kept.output.shape:
             raise ProtocolError("shape", f"gradient {list(gradient.shape)}, output {list(kept.output.shape)}")
-        sketch = self._accumulate(lambda: kept.output.backward(gradient))
+        sketch = self._accumulate(lambda: torch.autograd.backward(kept.output, gradient))
         outgoing = None
         if not self.is_first:
             outgoing = kept.input.grad
@@ -109,7 +106,7 @@ class StageRunner:
         if not self.is_first:
             x = x.requires_grad_(True)
         losses = self.module.token_loss(x, targets)
-        sketch = self._accumulate(lambda: losses.mean().backward())
+        sketch = self._accumulate(lambda: torch.autograd.backward(losses.mean()))
         shown = self.module.embed(x).detach() if self.is_first else x.detach()
         shown_losses = self._attacked(losses.detach(), FORWARD, shown=shown)
         outgoing = None
@@ -120,7 +117,7 @@ class StageRunner:
 
     def _accumulate(self, backward: Callable[[], None]) -> torch.Tensor:
         assert self._sketch is not None, "weights are loaded before any task is admitted"
-        if self.attack is not None and self.attack.skips_compute and self.attack.active(self.step):
+        if self.attack is not None and self.attack.skips_compute(self.step):
             return torch.zeros(64)
         before = self._sketch.sketch(self.module.flat_grad) if self.summed else torch.zeros(64)
         backward()
@@ -143,8 +140,8 @@ class StageRunner:
             direction=direction,
             stage=self.stage,
             num_stages=self.num_stages,
-            rng=self._rng,
-            memory=self._memory,
+            rng=self.attack.rng,
+            memory=self.attack.memory,
         )
         return self.attack.apply(tensor, context)
 

@@ -240,7 +240,7 @@ class Worker:
             elif kind == "sum":
                 self._sum(link, message)
             elif kind == "weights":
-                self._weights(link, message.weights)
+                self._weights(message.weights)
             elif kind == "receipt":
                 self._receipt(link, message.receipt)
             elif kind == "goodbye":
@@ -436,7 +436,7 @@ class Worker:
             )
         )
 
-    def _weights(self, link: SeatLink, weights: pb.Weights) -> None:
+    def _weights(self, weights: pb.Weights) -> None:
         if weights.step <= self.runner.step:
             return
         signed = weights.record

@@ -26,9 +26,7 @@ def keccak256(data: bytes) -> bytes:
     return _new_keccak(digest_bits=256, data=data).digest()
 
 
-_DOMAIN_TYPE_HASH = keccak256(
-    b"EIP712Domain(string name,string version,uint256 chainId,address verifyingContract)"
-)
+_DOMAIN_TYPE_HASH = keccak256(b"EIP712Domain(string name,string version,uint256 chainId,address verifyingContract)")
 
 
 @dataclass(frozen=True)

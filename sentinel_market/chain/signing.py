@@ -8,6 +8,7 @@ process at import.
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 from sentinel_market.chain.eip712 import keccak256
 from sentinel_market.errors import ConfigError, ProtocolError
@@ -47,6 +48,13 @@ class HotKey:
         raw = self._key.sign_recoverable(bytes(digest), hasher=None)
         return raw[:64] + (b"\x1c" if raw[64] else b"\x1b")
 
+    def sign_transaction(self, transaction: dict[str, Any]) -> tuple[bytes, str]:
+        """Sign an EIP-1559 transaction; returns the raw bytes and the hash."""
+        from eth_account import Account  # heavy to import, and most processes only sign messages
+
+        signed = Account.sign_transaction(transaction, self._key.secret)
+        return bytes(signed.raw_transaction), "0x" + bytes(signed.hash).hex()
+
     def __repr__(self) -> str:
         return f"HotKey({self.address})"
 
@@ -74,9 +82,7 @@ def recover(digest: bytes, signature: bytes) -> str:
     if int.from_bytes(signature[32:64], "big") > _HALF_ORDER:
         raise ProtocolError("signature", "s is in the upper half of the curve order")
     try:
-        key = PublicKey.from_signature_and_message(
-            bytes(signature[:64]) + bytes([v - 27]), bytes(digest), hasher=None
-        )
+        key = PublicKey.from_signature_and_message(bytes(signature[:64]) + bytes([v - 27]), bytes(digest), hasher=None)
     except Exception as exc:  # coincurve raises bare Exception and ValueError alike
         raise ProtocolError("signature", "no key can have made this signature") from exc
     return checksum_address(_address_bytes(key))

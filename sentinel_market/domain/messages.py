@@ -196,6 +196,16 @@ class SeatEnvelope(Typed):
 
 
 @dataclass(frozen=True, slots=True)
+class JobFinish(Typed):
+    """q seats say that the job is done and ``epoch`` is its last root."""
+
+    MEMBERS: ClassVar[tuple[tuple[str, str], ...]] = _members("uint256 jobId,uint64 epoch,bytes32 stepRecordHash")
+    job_id: int
+    epoch: int
+    step_record_hash: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Settlement(Typed):
     """A pay root of one epoch, signed by q seats. ``total_cumulative`` is what all leaves add up to."""
 

@@ -357,7 +357,7 @@ class SlotUnits(_message.Message):
     def __init__(self, slot: _Optional[int] = ..., nonce: _Optional[int] = ..., units: _Optional[int] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class Done(_message.Message):
-    __slots__ = ("step", "round", "sets", "signature", "excluded", "quarantines", "root", "leaves", "next_secret_hash", "root_signature", "units", "driven", "recomputes", "secret", "loss_sum_e6", "suspects", "confirmations", "audits", "accidents")
+    __slots__ = ("step", "round", "sets", "signature", "excluded", "quarantines", "root", "leaves", "next_secret_hash", "root_signature", "loss_sum_e6", "suspects", "confirmations", "audits", "checkpoint_baselines")
     STEP_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     SETS_FIELD_NUMBER: _ClassVar[int]
@@ -368,15 +368,11 @@ class Done(_message.Message):
     LEAVES_FIELD_NUMBER: _ClassVar[int]
     NEXT_SECRET_HASH_FIELD_NUMBER: _ClassVar[int]
     ROOT_SIGNATURE_FIELD_NUMBER: _ClassVar[int]
-    UNITS_FIELD_NUMBER: _ClassVar[int]
-    DRIVEN_FIELD_NUMBER: _ClassVar[int]
-    RECOMPUTES_FIELD_NUMBER: _ClassVar[int]
-    SECRET_FIELD_NUMBER: _ClassVar[int]
     LOSS_SUM_E6_FIELD_NUMBER: _ClassVar[int]
     SUSPECTS_FIELD_NUMBER: _ClassVar[int]
     CONFIRMATIONS_FIELD_NUMBER: _ClassVar[int]
     AUDITS_FIELD_NUMBER: _ClassVar[int]
-    ACCIDENTS_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_BASELINES_FIELD_NUMBER: _ClassVar[int]
     step: int
     round: int
     sets: _containers.RepeatedCompositeFieldContainer[AcceptedSet]
@@ -387,24 +383,12 @@ class Done(_message.Message):
     leaves: int
     next_secret_hash: bytes
     root_signature: bytes
-    units: _containers.RepeatedCompositeFieldContainer[SlotUnits]
-    driven: int
-    recomputes: int
-    secret: bytes
     loss_sum_e6: int
     suspects: int
     confirmations: int
     audits: int
-    accidents: _containers.RepeatedCompositeFieldContainer[Accident]
-    def __init__(self, step: _Optional[int] = ..., round: _Optional[int] = ..., sets: _Optional[_Iterable[_Union[AcceptedSet, _Mapping]]] = ..., signature: _Optional[bytes] = ..., excluded: _Optional[_Iterable[_Union[SlotSession, _Mapping]]] = ..., quarantines: _Optional[_Iterable[_Union[Quarantine, _Mapping]]] = ..., root: _Optional[bytes] = ..., leaves: _Optional[int] = ..., next_secret_hash: _Optional[bytes] = ..., root_signature: _Optional[bytes] = ..., units: _Optional[_Iterable[_Union[SlotUnits, _Mapping]]] = ..., driven: _Optional[int] = ..., recomputes: _Optional[int] = ..., secret: _Optional[bytes] = ..., loss_sum_e6: _Optional[int] = ..., suspects: _Optional[int] = ..., confirmations: _Optional[int] = ..., audits: _Optional[int] = ..., accidents: _Optional[_Iterable[_Union[Accident, _Mapping]]] = ...) -> None: ...
-
-class Accident(_message.Message):
-    __slots__ = ("slot", "reason")
-    SLOT_FIELD_NUMBER: _ClassVar[int]
-    REASON_FIELD_NUMBER: _ClassVar[int]
-    slot: int
-    reason: str
-    def __init__(self, slot: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+    checkpoint_baselines: str
+    def __init__(self, step: _Optional[int] = ..., round: _Optional[int] = ..., sets: _Optional[_Iterable[_Union[AcceptedSet, _Mapping]]] = ..., signature: _Optional[bytes] = ..., excluded: _Optional[_Iterable[_Union[SlotSession, _Mapping]]] = ..., quarantines: _Optional[_Iterable[_Union[Quarantine, _Mapping]]] = ..., root: _Optional[bytes] = ..., leaves: _Optional[int] = ..., next_secret_hash: _Optional[bytes] = ..., root_signature: _Optional[bytes] = ..., loss_sum_e6: _Optional[int] = ..., suspects: _Optional[int] = ..., confirmations: _Optional[int] = ..., audits: _Optional[int] = ..., checkpoint_baselines: _Optional[str] = ...) -> None: ...
 
 class Exclude(_message.Message):
     __slots__ = ("step", "slot")
@@ -471,14 +455,28 @@ class Aggregate(_message.Message):
     def __init__(self, step: _Optional[int] = ..., stage: _Optional[int] = ..., sums: _Optional[_Iterable[_Union[StageSum, _Mapping]]] = ..., aggregate_hash: _Optional[bytes] = ..., old_weights: _Optional[bytes] = ..., new_weights: _Optional[bytes] = ..., old_state: _Optional[bytes] = ..., new_state: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., rounds: _Optional[_Iterable[_Union[DriverRound, _Mapping]]] = ..., checkpoint_weights: _Optional[str] = ..., checkpoint_state: _Optional[str] = ...) -> None: ...
 
 class RecordSignature(_message.Message):
-    __slots__ = ("step", "record_hash", "signature")
+    __slots__ = ("step", "record_hash", "signature", "units", "driven", "recomputes", "reports", "executions", "settlements", "secret")
     STEP_FIELD_NUMBER: _ClassVar[int]
     RECORD_HASH_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    UNITS_FIELD_NUMBER: _ClassVar[int]
+    DRIVEN_FIELD_NUMBER: _ClassVar[int]
+    RECOMPUTES_FIELD_NUMBER: _ClassVar[int]
+    REPORTS_FIELD_NUMBER: _ClassVar[int]
+    EXECUTIONS_FIELD_NUMBER: _ClassVar[int]
+    SETTLEMENTS_FIELD_NUMBER: _ClassVar[int]
+    SECRET_FIELD_NUMBER: _ClassVar[int]
     step: int
     record_hash: bytes
     signature: bytes
-    def __init__(self, step: _Optional[int] = ..., record_hash: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
+    units: _containers.RepeatedCompositeFieldContainer[SlotUnits]
+    driven: int
+    recomputes: int
+    reports: int
+    executions: int
+    settlements: int
+    secret: bytes
+    def __init__(self, step: _Optional[int] = ..., record_hash: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., units: _Optional[_Iterable[_Union[SlotUnits, _Mapping]]] = ..., driven: _Optional[int] = ..., recomputes: _Optional[int] = ..., reports: _Optional[int] = ..., executions: _Optional[int] = ..., settlements: _Optional[int] = ..., secret: _Optional[bytes] = ...) -> None: ...
 
 class SignedRecord(_message.Message):
     __slots__ = ("step", "view", "previous", "live_seats", "driver_roots", "multisets", "aggregates", "quarantines", "checkpoint", "new_weights", "new_states", "signatures")
@@ -549,7 +547,7 @@ class ReportSignature(_message.Message):
     def __init__(self, agrees: _Optional[bool] = ..., reason: _Optional[str] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class Quarantine(_message.Message):
-    __slots__ = ("step", "slot", "nonce", "session", "commitment_hash", "evidence_hash", "deadline", "signatures", "reason", "first_bad_step")
+    __slots__ = ("step", "slot", "nonce", "session", "commitment_hash", "evidence_hash", "deadline", "signatures", "reason", "accuser")
     STEP_FIELD_NUMBER: _ClassVar[int]
     SLOT_FIELD_NUMBER: _ClassVar[int]
     NONCE_FIELD_NUMBER: _ClassVar[int]
@@ -559,7 +557,7 @@ class Quarantine(_message.Message):
     DEADLINE_FIELD_NUMBER: _ClassVar[int]
     SIGNATURES_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
-    FIRST_BAD_STEP_FIELD_NUMBER: _ClassVar[int]
+    ACCUSER_FIELD_NUMBER: _ClassVar[int]
     step: int
     slot: int
     nonce: int
@@ -569,8 +567,8 @@ class Quarantine(_message.Message):
     deadline: int
     signatures: _containers.RepeatedCompositeFieldContainer[SeatSignature]
     reason: str
-    first_bad_step: int
-    def __init__(self, step: _Optional[int] = ..., slot: _Optional[int] = ..., nonce: _Optional[int] = ..., session: _Optional[int] = ..., commitment_hash: _Optional[bytes] = ..., evidence_hash: _Optional[bytes] = ..., deadline: _Optional[int] = ..., signatures: _Optional[_Iterable[_Union[SeatSignature, _Mapping]]] = ..., reason: _Optional[str] = ..., first_bad_step: _Optional[int] = ...) -> None: ...
+    accuser: str
+    def __init__(self, step: _Optional[int] = ..., slot: _Optional[int] = ..., nonce: _Optional[int] = ..., session: _Optional[int] = ..., commitment_hash: _Optional[bytes] = ..., evidence_hash: _Optional[bytes] = ..., deadline: _Optional[int] = ..., signatures: _Optional[_Iterable[_Union[SeatSignature, _Mapping]]] = ..., reason: _Optional[str] = ..., accuser: _Optional[str] = ...) -> None: ...
 
 class WeightsQuery(_message.Message):
     __slots__ = ("stage", "step")
@@ -586,23 +584,41 @@ class WeightsAnswer(_message.Message):
     payload: bytes
     def __init__(self, payload: _Optional[bytes] = ...) -> None: ...
 
+class Claimed(_message.Message):
+    __slots__ = ("account", "amount")
+    ACCOUNT_FIELD_NUMBER: _ClassVar[int]
+    AMOUNT_FIELD_NUMBER: _ClassVar[int]
+    account: str
+    amount: str
+    def __init__(self, account: _Optional[str] = ..., amount: _Optional[str] = ...) -> None: ...
+
 class SettlementProposal(_message.Message):
-    __slots__ = ("epoch", "root", "total", "step_record_hash")
+    __slots__ = ("epoch", "step", "root", "total", "step_record_hash", "allowance", "claimed", "finish")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
     ROOT_FIELD_NUMBER: _ClassVar[int]
     TOTAL_FIELD_NUMBER: _ClassVar[int]
     STEP_RECORD_HASH_FIELD_NUMBER: _ClassVar[int]
+    ALLOWANCE_FIELD_NUMBER: _ClassVar[int]
+    CLAIMED_FIELD_NUMBER: _ClassVar[int]
+    FINISH_FIELD_NUMBER: _ClassVar[int]
     epoch: int
+    step: int
     root: bytes
     total: str
     step_record_hash: bytes
-    def __init__(self, epoch: _Optional[int] = ..., root: _Optional[bytes] = ..., total: _Optional[str] = ..., step_record_hash: _Optional[bytes] = ...) -> None: ...
+    allowance: str
+    claimed: _containers.RepeatedCompositeFieldContainer[Claimed]
+    finish: bool
+    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., root: _Optional[bytes] = ..., total: _Optional[str] = ..., step_record_hash: _Optional[bytes] = ..., allowance: _Optional[str] = ..., claimed: _Optional[_Iterable[_Union[Claimed, _Mapping]]] = ..., finish: _Optional[bool] = ...) -> None: ...
 
 class SettlementSignature(_message.Message):
-    __slots__ = ("signature",)
+    __slots__ = ("signature", "finish_signature")
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    FINISH_SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     signature: bytes
-    def __init__(self, signature: _Optional[bytes] = ...) -> None: ...
+    finish_signature: bytes
+    def __init__(self, signature: _Optional[bytes] = ..., finish_signature: _Optional[bytes] = ...) -> None: ...
 
 class Error(_message.Message):
     __slots__ = ("code", "message")

@@ -44,8 +44,9 @@ def header(dtype: torch.dtype, shape: Sequence[int]) -> bytes:
 def encode(tensor: torch.Tensor) -> bytes:
     """Header and elements of a CPU or accelerator tensor, as one bytes object."""
     flat = tensor.detach().contiguous().cpu()
-    raw = flat.reshape(-1).view(torch.uint8).numpy() if flat.numel() else b""
-    return b"".join((header(flat.dtype, flat.shape), memoryview(raw)))
+    if not flat.numel():
+        return header(flat.dtype, flat.shape)
+    return b"".join((header(flat.dtype, flat.shape), flat.reshape(-1).view(torch.uint8).numpy().data))
 
 
 def decode(

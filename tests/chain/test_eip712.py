@@ -16,7 +16,7 @@ from sentinel_market.errors import ProtocolError
 
 GOLDEN = json.loads((Path(__file__).parent.parent / "vectors" / "eip712.json").read_text())
 KEY = HotKey(b"\x11" * 32)
-CLASSES = {cls.__name__: cls for cls in messages.Typed.__subclasses__()}
+CLASSES = {c.__name__: c for c in messages.Typed.__subclasses__() if c.__module__ == messages.__name__}
 
 
 def parse(kind: str, text: str) -> Any:

@@ -40,9 +40,7 @@ def classes() -> list[type[messages.Typed]]:
 def value(kind: str, which: str, rng: random.Random) -> str:
     """One member: smallest, largest or random; numbers as decimal strings (JSON has no uint256)."""
     if kind == "string":
-        return {"zero": "", "max": "ü" * 70}.get(
-            which, f"verifier-{rng.randrange(99)}.test:7{rng.randrange(999)}"
-        )
+        return {"zero": "", "max": "ü" * 70}.get(which, f"verifier-{rng.randrange(99)}.test:7{rng.randrange(999)}")
     if kind.startswith("uint"):
         bits = int(kind[4:])
         return str({"zero": 0, "max": 2**bits - 1}.get(which, rng.randrange(2**bits)))
@@ -52,9 +50,7 @@ def value(kind: str, which: str, rng: random.Random) -> str:
 
 
 def typed(domain: dict[str, object], cls: type[messages.Typed], message: dict[str, str]) -> dict[str, object]:
-    plain = {
-        name: int(message[name]) if kind.startswith("uint") else message[name] for kind, name in cls.MEMBERS
-    }
+    plain = {name: int(message[name]) if kind.startswith("uint") else message[name] for kind, name in cls.MEMBERS}
     return {
         "types": {
             "EIP712Domain": DOMAIN_FIELDS,
@@ -75,8 +71,7 @@ def main() -> None:
     out: dict[str, object] = {
         "signer": Account.from_key(KEY).address,
         "domains": {
-            name: {**domain, "separator": "0x" + hash_domain(domain).hex()}
-            for name, domain in domains.items()
+            name: {**domain, "separator": "0x" + hash_domain(domain).hex()} for name, domain in domains.items()
         },
     }
     vectors: dict[str, object] = {}

@@ -1,0 +1,661 @@
+"""Drives this seat's microbatches through the stages, and judges every frame before it goes on.
+
+Nothing unaccepted is ever passed on. What a worker returned without a final ACCEPT is made again by another
+replica, in either pass, from the inputs and incoming gradients that are held here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import torch
+
+from sentinel_market.chain.eip712 import digest
+from sentinel_market.chain.signing import recover
+from sentinel_market.domain import assignment
+from sentinel_market.domain.ids import BACKWARD, FORWARD
+from sentinel_market.domain.messages import FrameCommitment
+from sentinel_market.errors import Fatal, PeerGone, ProtocolError
+from sentinel_market.wire import relay_pb2 as pb
+from sentinel_market.wire.commit import backward_input_hash, backward_output_hash
+from sentinel_market.wire.tensors import decode, encode, encoded_hash, tensor_hash
+from verifier.check import audit
+from verifier.check.baseline import Baseline
+from verifier.check.check import Screening, accept, cleared_by_recompute, forget, screen
+from verifier.check.confirm import Action, ConfirmStep, Event, decide
+from verifier.check.frame import Frame
+from verifier.check.tolerance import Comparison, compare, compare_sketch, numeric_edge
+from verifier.check.verdict import Verdict, VerdictKind
+from verifier.context import SeatContext
+from verifier.meter import Meter
+from verifier.recompute import Recomputed, Recomputer
+from verifier.relay import Relay, WorkerSession
+from verifier.step import SlotSession, StepState
+from verifier.weights import WeightsStore
+
+log = logging.getLogger("verifier")
+
+PATIENCE_SECONDS = 30.0
+"""How long a stage may be without any worker before the run stops."""
+
+
+@dataclass
+class Held:
+    """One microbatch on its way: encoded inputs and incoming gradients a stage, kept until the step is final."""
+
+    microbatch: int
+    tokens: torch.Tensor
+    targets: torch.Tensor
+    inputs: dict[int, bytes] = field(default_factory=dict)
+    incoming: dict[int, bytes] = field(default_factory=dict)
+    upstream: dict[int, Signed] = field(default_factory=dict)
+    """Stage -> the accepted forward commitment that produced its input."""
+    downstream: dict[int, Downstream] = field(default_factory=dict)
+    """Stage -> the accepted backward commitment that produced its incoming gradient."""
+    loss: float = 0.0
+
+
+@dataclass(frozen=True)
+class Signed:
+    """A commitment as its worker signed it."""
+
+    message: FrameCommitment
+    digest: bytes
+    signature: bytes
+
+
+@dataclass(frozen=True)
+class Downstream:
+    """A backward commitment covers H(gradient, sketch): the sketch's hash is needed to chain the gradient alone."""
+
+    signed: Signed
+    sketch_hash: bytes
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one worker returned for one unit of work, parsed and tied to its signatures; not judged yet."""
+
+    session: WorkerSession
+    stage: int
+    operation: int
+    dispatch: int
+    commitments: tuple[Signed, ...]
+    output: torch.Tensor | None = None
+    output_bytes: bytes = b""
+    gradient: torch.Tensor | None = None
+    gradient_bytes: bytes = b""
+    sketch: torch.Tensor | None = None
+    compute_micros: int = 0
+
+    @property
+    def backward(self) -> Signed | None:
+        return next((c for c in self.commitments if c.message.direction == BACKWARD), None)
+
+    @property
+    def forward(self) -> Signed | None:
+        return next((c for c in self.commitments if c.message.direction == FORWARD), None)
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """One backward in a worker's sum."""
+
+    slot: int
+    session: int
+    stage: int
+    microbatch: int
+    digest: bytes
+    sketch: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Offence:
+    """A violation that this seat's own recompute confirmed, and all that proves it."""
+
+    answer: Answer
+    signed: Signed
+    held: Held
+    recomputed: Recomputed
+    comparison: Comparison
+    screening: Verdict | None
+    reason: str
+    step: int
+
+
+@dataclass
+class Counters:
+    """Of one step; for the live display."""
+
+    suspects: int = 0
+    confirmations: int = 0
+    audits: int = 0
+    recomputes: int = 0
+    accidents: list[tuple[int, str]] = field(default_factory=list)
+
+
+class Driver:
+    """Lives for the whole run; ``begin`` starts a step."""
+
+    def __init__(
+        self,
+        context: SeatContext,
+        relay: Relay,
+        weights: WeightsStore,
+        recomputer: Recomputer,
+        meter: Meter,
+        batch_of: Callable[[int, int], tuple[torch.Tensor, torch.Tensor]],
+        on_offence: Callable[[Offence], None],
+        on_verdict: Callable[[int, Verdict, dict[str, object]], None],
+        barred: Callable[[int], bool],
+    ) -> None:
+        """``batch_of(step, microbatch)`` -> tokens, targets [B, T]. ``on_offence`` starts an accusation.
+        ``barred(slot)``: quarantined, in this step or before, or distrusted by this driver alone."""
+        self.context = context
+        self._relay = relay
+        self._weights = weights
+        self._recomputer = recomputer
+        self._meter = meter
+        self._batch_of = batch_of
+        self._on_offence = on_offence
+        self._on_verdict = on_verdict
+        self._barred = barred
+        self.baselines: dict[tuple[int, int], Baseline] = {
+            (stage, direction): Baseline.new(stage, context.num_stages, direction, context.spec.seed)
+            for stage in range(context.num_stages)
+            for direction in (FORWARD, BACKWARD)
+        }
+        self.secret = b""
+        self.replay_micros = 0
+        self._rng = random.Random()
+        self._state = StepState(-1)
+        self._embedding = torch.empty(0)
+        self._head: torch.Tensor | None = None
+        self.held: list[Held] = []
+        self.accepted: list[Accepted] = []
+        self.units: dict[int, int] = {}
+        self.leaves: list[bytes] = []
+        self.counters = Counters()
+        self._duplicates = 0
+
+    # ---- one step
+
+    async def begin(self, state: StepState, secret: bytes) -> None:
+        """Forget the step before and fetch what this one is screened against."""
+        self._state, self.secret = state, secret
+        self.held, self.accepted, self.units, self.leaves = [], [], {}, []
+        self.counters, self._duplicates = Counters(), 0
+        self._rng.seed(assignment.draw_seed(self.context.spec.seed, state.step, self.context.me))
+        if self.context.policy.screens:
+            self._embedding = await self._weights.embedding(state.step)
+            self._head = await self._weights.head(state.step)
+
+    async def drive(self) -> None:
+        """All my microbatches, forward and backward, each frame judged; then whatever was dropped meanwhile."""
+        async with asyncio.TaskGroup() as group:
+            for microbatch in self.context.my_microbatches():
+                group.create_task(self._microbatch(microbatch))
+        await self.repair()
+
+    async def repair(self) -> None:
+        """Replay until every (stage, microbatch) of mine is in a sum that counts."""
+        while missing := self._missing():
+            async with asyncio.TaskGroup() as group:
+                for stage, held in missing:
+                    group.create_task(self._again(stage, held))
+
+    def _missing(self) -> list[tuple[int, Held]]:
+        covered = {(a.stage, a.microbatch) for a in self.valid()}
+        return [
+            (stage, held)
+            for held in self.held
+            for stage in range(self.context.num_stages)
+            if (stage, held.microbatch) not in covered
+        ]
+
+    def valid(self) -> list[Accepted]:
+        """What counts now: nothing of a worker that was dropped or barred since."""
+        return [a for a in self.accepted if not self._state.void(a.slot, a.session) and not self._barred(a.slot)]
+
+    async def _microbatch(self, microbatch: int) -> None:
+        tokens, targets = self._batch_of(self._state.step, microbatch)
+        held = Held(microbatch, tokens, targets)
+        last = self.context.num_stages - 1
+        held.inputs[0] = encode(tokens)
+        held.incoming[last] = encode(targets)
+        forwards: dict[int, Answer] = {}
+        for stage in range(last):
+            forwards[stage] = answer = await self._until_accepted(stage, held, pb.FORWARD)
+            held.inputs[stage + 1] = answer.output_bytes
+            assert answer.forward is not None
+            held.upstream[stage + 1] = answer.forward
+        answer = await self._until_accepted(last, held, pb.LOSS)
+        assert answer.output is not None
+        held.loss = float(answer.output.mean())
+        for stage in reversed(range(last)):
+            assert answer.backward is not None
+            held.incoming[stage] = answer.gradient_bytes
+            assert answer.sketch is not None
+            held.downstream[stage] = Downstream(answer.backward, tensor_hash(answer.sketch))
+            answer = await self._until_accepted(stage, held, pb.BACKWARD, forwards[stage])
+        self.held.append(held)
+
+    async def _again(self, stage: int, held: Held) -> None:
+        operation = pb.LOSS if stage == self.context.num_stages - 1 else pb.BACKWARD
+        await self._until_accepted(stage, held, operation)
+
+    async def _until_accepted(self, stage: int, held: Held, operation: int, forward: Answer | None = None) -> Answer:
+        """One unit of work by whichever replica does it well. ``forward``: for a backward, the answer whose worker
+        kept the graph; it is asked first. Raises Fatal when the stage stays without workers."""
+        avoid: set[SlotSession] = set()
+        while True:
+            prefer = forward.session if forward is not None and self._usable(forward.session) else None
+            if prefer is not None and prefer.id in avoid:
+                prefer = None
+            session = prefer or await self._pick(stage, avoid)
+            try:
+                answer = await self._work(session, stage, held, operation, forward if prefer is not None else None)
+            except (PeerGone, ProtocolError) as error:
+                self._accident(session, error)
+                avoid.add(session.id)
+                continue
+            final = await self._judge(stage, held, answer)
+            if final is not None:
+                return final
+            avoid.add(session.id)
+
+    # ---- choosing a replica
+
+    def _usable(self, session: WorkerSession) -> bool:
+        if session.closed or session.suspended_until > time.monotonic():
+            return False
+        if session.ready is None or session.ready[0] > self._state.step:
+            return False
+        return not self._barred(session.slot.slot) and not self._state.void(*session.id)
+
+    def replicas(self, stage: int) -> list[WorkerSession]:
+        """Live replicas of a stage that may be given work now."""
+        return [s for s in self._relay.sessions.values() if s.stage == stage and self._usable(s)]
+
+    async def _pick(self, stage: int, avoid: Iterable[SlotSession]) -> WorkerSession:
+        until = time.monotonic() + PATIENCE_SECONDS
+        avoided = set(avoid)
+        while True:
+            usable = self.replicas(stage)
+            choice = [s for s in usable if s.id not in avoided]
+            if choice:
+                return self._draw(choice)
+            if usable and time.monotonic() > until - PATIENCE_SECONDS + 1.0:
+                avoided.clear()  # every live replica failed once: an accident may pass
+                continue
+            if time.monotonic() > until:
+                raise Fatal(f"stage {stage} has no live worker left; start one with `sentinel worker start`")
+            await asyncio.sleep(0.05)
+
+    def _draw(self, sessions: list[WorkerSession]) -> WorkerSession:
+        """Stochastic wiring: weights from measured service times and what is in flight."""
+        ordered = sorted(sessions, key=lambda s: s.slot.slot)
+        weights = [1.0 / (max(s.service_seconds, 1e-3) * (1 + s.in_flight)) for s in ordered]
+        return self._rng.choices(ordered, weights)[0]
+
+    def _accident(self, session: WorkerSession, error: Exception) -> None:
+        """Liveness is not integrity: the unit is lost, never stake. Rests longer each time."""
+        log.info("step %d slot %d: %s", self._state.step, session.slot.slot, error)
+        self.counters.accidents.append((session.slot.slot, str(error)[:200]))
+        session.suspended_until = max(session.suspended_until, time.monotonic() + 0.5)
+
+    # ---- asking
+
+    def time_limit(self) -> float:
+        """Seconds for one task: far above what any worker was seen to need, bounded below for small models."""
+        slowest = max((s.service_seconds for s in self._relay.sessions.values()), default=0.1)
+        return max(15.0, 50 * slowest)
+
+    async def _work(
+        self, session: WorkerSession, stage: int, held: Held, operation: int, forward: Answer | None
+    ) -> Answer:
+        if operation != pb.BACKWARD:
+            return await self._call(session, stage, held, operation, 0)
+        if forward is None:
+            # The graph of this microbatch is elsewhere: its forward first, as in any other work.
+            forward = await self._call(session, stage, held, pb.FORWARD, 0)
+            self._count(forward)
+        return await self._call(session, stage, held, pb.BACKWARD, forward.dispatch)
+
+    async def _call(
+        self, session: WorkerSession, stage: int, held: Held, operation: int, forward_dispatch: int
+    ) -> Answer:
+        step = self._state.step
+        weights_hash = self._weights.hashes[step][stage]
+        task = pb.Task(
+            step=step,
+            microbatch=held.microbatch,
+            operation=operation,  # type: ignore[arg-type]
+            weights_hash=weights_hash,
+            forward=forward_dispatch,
+        )
+        if operation != pb.BACKWARD:
+            task.input = held.inputs[stage]
+        if operation != pb.FORWARD:
+            task.incoming = held.incoming[stage]
+        result = await session.task(task, self.time_limit())
+        with self._meter.section("crypto"):
+            return self._open(session, stage, held, task, result)
+
+    def _open(self, session: WorkerSession, stage: int, held: Held, task: pb.Task, result: pb.Result) -> Answer:
+        """Bytes of a stranger to an Answer. Raises ProtocolError; nothing here accuses anybody."""
+        shapes = self.context.shapes
+        if result.step != task.step or result.weights_hash != task.weights_hash:
+            raise ProtocolError("weights", f"an answer for step {result.step}, asked was {task.step}")
+        output = gradient = sketch = None
+        hashes: list[tuple[int, bytes, bytes]] = []
+        input_hash = encoded_hash(held.inputs[stage])
+        pair = b""
+        if task.operation != pb.FORWARD:
+            pair = backward_input_hash(input_hash, encoded_hash(held.incoming[stage]))
+        if task.operation != pb.BACKWARD:
+            shape = shapes.activation if task.operation == pb.FORWARD else shapes.tokens
+            output = decode(result.output, shape=shape, dtype=torch.float32)
+            hashes.append((FORWARD, pair or input_hash, encoded_hash(result.output)))
+        if task.operation != pb.FORWARD:
+            sketch = decode(result.sketch, shape=(64,), dtype=torch.float32)
+            outgoing = None
+            if stage > 0:
+                gradient = decode(result.gradient, shape=shapes.activation, dtype=torch.float32)
+                outgoing = encoded_hash(result.gradient)
+            hashes.append((BACKWARD, pair, backward_output_hash(outgoing, encoded_hash(result.sketch))))
+        if len(result.commitments) != len(hashes):
+            raise ProtocolError("commitment", f"{len(result.commitments)} commitments, {len(hashes)} are due")
+        signed = []
+        for index, (given, (direction, wanted_input, wanted_output)) in enumerate(
+            zip(result.commitments, hashes, strict=True)
+        ):
+            if given.direction != direction or given.sequence != session.sequence_of(task, index):
+                raise ProtocolError("sequence", f"a commitment numbered {given.sequence} direction {given.direction}")
+            if given.input_hash != wanted_input or given.output_hash != wanted_output:
+                raise ProtocolError("digest", "a commitment to other tensors than those sent and received")
+            message = session.key.frame(
+                sequence=given.sequence,
+                step=task.step,
+                microbatch=task.microbatch,
+                direction=direction,
+                input_hash=wanted_input,
+                output_hash=wanted_output,
+                weights_hash=task.weights_hash,
+            )
+            hashed = digest(self.context.domain, message)
+            signer = recover(hashed, given.signature)
+            if signer != session.slot.hot_key:
+                raise ProtocolError("signature", f"slot {session.slot.slot} belongs to {session.slot.hot_key}")
+            signed.append(Signed(message, hashed, given.signature))
+        return Answer(
+            session,
+            stage,
+            task.operation,
+            task.dispatch,
+            tuple(signed),
+            output,
+            result.output,
+            gradient,
+            result.gradient,
+            sketch,
+            result.compute_micros,
+        )
+
+    # ---- judging
+
+    def _frames(self, stage: int, held: Held, answer: Answer) -> list[tuple[int, Frame]]:
+        """(direction, frame) of everything in the answer that can be screened."""
+        c, slot = self.context, answer.session.slot.slot
+        frames = []
+
+        def frame(direction: int, output: torch.Tensor | None, before: torch.Tensor | None) -> None:
+            frames.append(
+                (
+                    direction,
+                    Frame(
+                        output=output,
+                        input=before,
+                        direction=direction,
+                        stage=stage,
+                        num_stages=c.num_stages,
+                        step=self._state.step,
+                        worker=slot,
+                    ),
+                )
+            )
+
+        if answer.operation == pb.FORWARD:
+            frame(FORWARD, answer.output, self._shown_input(stage, held))
+        elif answer.operation == pb.LOSS:
+            frame(FORWARD, answer.output, None)
+            head = None if self._head is None else -torch.nn.functional.embedding(held.targets, self._head)
+            if stage > 0:
+                frame(BACKWARD, answer.gradient, head)
+        else:
+            incoming = decode(held.incoming[stage], shape=c.shapes.activation, dtype=torch.float32)
+            frame(BACKWARD, answer.gradient, incoming)
+        return frames
+
+    def _shown_input(self, stage: int, held: Held) -> torch.Tensor | None:
+        if stage == 0:
+            return torch.nn.functional.embedding(held.tokens, self._embedding) if len(self._embedding) else None
+        return decode(held.inputs[stage], shape=self.context.shapes.activation, dtype=torch.float32)
+
+    async def _judge(self, stage: int, held: Held, answer: Answer) -> Answer | None:
+        """The final verdict on an answer. Returns the accepted answer, which may be that of a replica that replayed
+        it, or None: then somebody else must do the work."""
+        policy = self.context.policy
+        with self._meter.section("check"):
+            screenings = [
+                (direction, screen(frame, self.baselines[stage, direction], policy))
+                for direction, frame in self._frames(stage, held, answer)
+            ]
+        suspect = next((s for _, s in screenings if s.verdict.kind is not VerdictKind.ACCEPT), None)
+        for direction, screening in screenings:
+            if screening.verdict.scores or screening is suspect:
+                self._on_verdict(
+                    answer.session.slot.slot,
+                    screening.verdict,
+                    {"step": self._state.step, "direction": direction, "stage": stage},
+                )
+        audited = self._is_audited(stage, answer)
+        if suspect is None and not audited:
+            self._accept(answer, screenings)
+            return answer
+        self.counters.suspects += suspect is not None
+        if suspect is not None and not policy.confirms:
+            # Only with a non-finite frame under policy none: nothing convicts here, but nothing bad goes on either.
+            self._accident(answer.session, ProtocolError("nonfinite", suspect.verdict.reason))
+            return None
+        return await self._confirm(stage, held, answer, screenings, suspect, audited)
+
+    def _is_audited(self, stage: int, answer: Answer) -> bool:
+        policy = self.context.policy
+        if not policy.audits:
+            return False
+        share = audit.audit_share_ppm(
+            policy,
+            stage=stage,
+            num_stages=self.context.num_stages,
+            in_warmup=self._state.step < self.context.spec.verification.warmup_steps,
+        )
+        return any(audit.is_audited(self.secret, c.digest, share) for c in answer.commitments)
+
+    async def _confirm(
+        self,
+        stage: int,
+        held: Held,
+        answer: Answer,
+        screenings: list[tuple[int, Screening]],
+        suspect: Screening | None,
+        audited: bool,
+    ) -> Answer | None:
+        self.counters.confirmations += 1
+        self.counters.audits += audited
+        events = [Event.SUSPECT] if suspect is not None else []
+        if audited:
+            events.append(Event.AUDIT)
+        others = [s for s in self.replicas(stage) if s.slot.slot != answer.session.slot.slot]
+        adds = answer.operation != pb.FORWARD  # a replayed backward is a duplicate in somebody's sum
+        spent = adds and self._duplicates >= self._duplicate_limit()
+        if spent or audit.goes_straight_to_recompute(self.secret, answer.commitments[0].digest):
+            events.append(Event.STRAIGHT)
+        if len(others) < 2:
+            events.append(Event.NO_REPLICA)
+        replay: Answer | None = None
+        reference: Recomputed | None = None
+        comparison: tuple[Signed, Comparison] | None = None
+        while (step := decide(events)).action is not Action.FINAL or self._owes_judgement(step):
+            if step.action is Action.REPLAY:
+                self._duplicates += adds
+                replay = await self._replay(stage, held, answer, others)
+                if replay is None:
+                    events.append(Event.REPLAY_LOST)
+                    continue
+                agrees = all(c.agrees for _, c in self._against(answer, replay.output, replay.gradient, replay.sketch))
+                events.append(Event.REPLAY_AGREES if agrees else Event.REPLAY_DISAGREES)
+            elif step.action is Action.RECOMPUTE:
+                reference = await self._recompute(stage, held, answer.operation)
+                if reference is None:
+                    events.append(Event.RECOMPUTE_IMPOSSIBLE)
+                    continue
+                if self._at_edge(reference):
+                    events.append(Event.RECOMPUTE_EDGE)
+                    continue
+                comparison = self._worst(answer, reference)
+                events.append(Event.RECOMPUTE_AGREES if comparison is None else Event.RECOMPUTE_DISAGREES)
+            else:
+                assert replay is not None and reference is not None
+                refuted = self._worst(replay, reference)
+                events.append(Event.REPLAY_UPHELD if refuted is None else Event.REPLAY_REFUTED)
+                if refuted is not None:
+                    self._offence(replay, refuted, held, reference, None, "its own replay fails the recompute")
+                    replay = None
+        if step.verdict is VerdictKind.VIOLATION:
+            assert comparison is not None and reference is not None
+            self._offence(answer, comparison, held, reference, suspect.verdict if suspect else None, step.reason)
+            if replay is not None:
+                self._accept(replay, [])
+            return replay
+        if replay is not None:
+            self._accept(replay, [])
+        if step.verdict is VerdictKind.ACCEPT:
+            if step.cleared_by == "recompute" and suspect is not None:
+                for direction, screening in screenings:
+                    if screening.crossed:
+                        cleared_by_recompute(self.baselines[stage, direction], screening)
+            self._accept(answer, screenings)
+            return answer
+        self._accident(answer.session, ProtocolError("inconclusive", step.reason))
+        return replay
+
+    def _owes_judgement(self, step: ConfirmStep) -> bool:
+        return step.judge_replayer
+
+    def _duplicate_limit(self) -> int:
+        """max(1, 2p x frames) a driver and step (protocol.md)."""
+        policy = self.context.policy
+        warm = self._state.step < self.context.spec.verification.warmup_steps
+        share = policy.warmup_audit_share_ppm if warm else policy.audit_share_ppm
+        frames = 2 * self.context.num_stages * len(self.context.my_microbatches())
+        return max(1, 2 * share * frames // 1_000_000)
+
+    async def _replay(self, stage: int, held: Held, answer: Answer, others: list[WorkerSession]) -> Answer | None:
+        session = self._draw(others)
+        try:
+            replay = await self._work(session, stage, held, answer.operation, None)
+        except (PeerGone, ProtocolError) as error:
+            self._accident(session, error)
+            return None
+        self.replay_micros += replay.compute_micros
+        return replay
+
+    async def _recompute(self, stage: int, held: Held, operation: int) -> Recomputed | None:
+        shapes, step = self.context.shapes, self._state.step
+        self.counters.recomputes += 1
+        x = held.tokens if stage == 0 else decode(held.inputs[stage], shape=shapes.activation, dtype=torch.float32)
+        try:
+            if operation == pb.FORWARD:
+                return await self._recomputer.forward(step, stage, x)
+            if operation == pb.LOSS:
+                return await self._recomputer.backward(step, stage, x, held.targets)
+            incoming = decode(held.incoming[stage], shape=shapes.activation, dtype=torch.float32)
+            return await self._recomputer.backward(step, stage, x, incoming)
+        except (PeerGone, ProtocolError) as error:
+            log.warning("step %d stage %d cannot be recomputed: %s", step, stage, error)
+            return None
+
+    def _at_edge(self, reference: Recomputed) -> bool:
+        # Jobs are fp32 in number 1, so the input rounded to the job's dtype is the input.
+        tensors = [t for t in (reference.output, reference.gradient) if t is not None]
+        return any(numeric_edge(t, t, self.context.tolerance) for t in tensors)
+
+    def _against(
+        self,
+        answer: Answer,
+        output: torch.Tensor | None,
+        gradient: torch.Tensor | None,
+        sketch: torch.Tensor | None,
+    ) -> list[tuple[Signed, Comparison]]:
+        """Each claimed tensor against its reference, with the commitment that covers it."""
+        tolerance = self.context.tolerance
+        found = []
+        if answer.forward is not None and answer.output is not None and output is not None:
+            found.append((answer.forward, compare(answer.output, output, tolerance)))
+        if answer.backward is not None:
+            if answer.gradient is not None and gradient is not None:
+                found.append((answer.backward, compare(answer.gradient, gradient, tolerance)))
+            if answer.sketch is not None and sketch is not None:
+                found.append((answer.backward, compare_sketch(answer.sketch, sketch, tolerance)))
+        return found
+
+    def _worst(self, answer: Answer, reference: Recomputed) -> tuple[Signed, Comparison] | None:
+        """The first commitment that the recompute refutes, or None."""
+        found = self._against(answer, reference.output, reference.gradient, reference.sketch)
+        return next(((signed, c) for signed, c in found if not c.agrees), None)
+
+    def _offence(
+        self,
+        answer: Answer,
+        refuted: tuple[Signed, Comparison],
+        held: Held,
+        recomputed: Recomputed,
+        screening: Verdict | None,
+        reason: str,
+    ) -> None:
+        signed, comparison = refuted
+        offence = Offence(answer, signed, held, recomputed, comparison, screening, reason, self._state.step)
+        self._on_offence(offence)
+        for baseline in self.baselines.values():
+            forget(baseline, answer.session.slot.slot)
+
+    def _accept(self, answer: Answer, screenings: list[tuple[int, Screening]]) -> None:
+        with self._meter.section("check"):
+            for direction, screening in screenings:
+                accept(self.baselines[answer.stage, direction], screening)
+        self._count(answer)
+        backward = answer.backward
+        if backward is not None:
+            assert answer.sketch is not None
+            self.accepted.append(
+                Accepted(
+                    answer.session.slot.slot,
+                    answer.session.session,
+                    answer.stage,
+                    backward.message.microbatch,
+                    backward.digest,
+                    answer.sketch,
+                )
+            )
+
+    def _count(self, answer: Answer) -> None:
+        """Units are passes: a forward 1, a backward 1, so a LOSS task 2."""
+        slot = answer.session.slot.slot
+        self.units[slot] = self.units.get(slot, 0) + len(answer.commitments)
+        self.leaves.extend(c.digest for c in answer.commitments)

@@ -1,0 +1,769 @@
+"""One seat through a whole run: opens steps, hears the others, signs records, pays, and names who is missing."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import blake3
+import torch
+
+from sentinel_market.chain.eip712 import digest, keccak256
+from sentinel_market.data.corpus import Corpus, batch, validation_batches
+from sentinel_market.domain import assignment, merkle, step_record
+from sentinel_market.domain.messages import DriverDone, DriverRoot, StepRecord
+from sentinel_market.domain.quote import QuoteParams
+from sentinel_market.errors import Fatal, PeerGone, ProtocolError, SentinelError
+from sentinel_market.models.stage import Stage
+from sentinel_market.ports import BlobStore, Court, Escrow, Events, SlotInfo
+from sentinel_market.wire import relay_pb2 as pb
+from sentinel_market.wire.records import from_record
+from sentinel_market.wire.tensors import encode, tensor_hash
+from verifier import checkpoint
+from verifier.accuse import Accuser
+from verifier.check.verdict import Verdict, VerdictKind
+from verifier.context import SeatContext
+from verifier.driver import Driver, Offence
+from verifier.meter import Meter
+from verifier.payroll import Payroll
+from verifier.peers import Peers
+from verifier.recompute import Recomputer
+from verifier.reduce import Reducer, Update, check_aggregate, to_stage_sum
+from verifier.relay import Relay, WorkerSession
+from verifier.step import StepState, check_done, sets_of
+from verifier.weights import WeightsStore
+
+log = logging.getLogger("verifier")
+
+PEER_PATIENCE_SECONDS = 6.0
+"""A seat that is silent for longer is named and the run stops (shadow promotion comes with number 4)."""
+STEP_SECONDS = 180.0
+SERIES_LENGTH = 120
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outside:
+    """Adapters that a seat needs."""
+
+    court: Court
+    escrow: Escrow
+    blobs: BlobStore
+    events: Events
+    params: QuoteParams
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What a step left behind."""
+
+    record: StepRecord
+    hash: bytes
+    signed: pb.SignedRecord
+
+
+class Seat:
+    """Build, ``start`` to listen, ``run`` to train."""
+
+    def __init__(
+        self,
+        context: SeatContext,
+        corpus: Corpus,
+        outside: Outside,
+        endpoint_of: Callable[[str], str | None],
+        home: Path,
+        refresh_slots: Callable[[], dict[int, SlotInfo]],
+    ) -> None:
+        """``endpoint_of(account)``: where another seat listens. ``refresh_slots()`` reads the slots from the chain
+        (blocking): a worker that claimed after the start is found by it."""
+        self.context = context
+        self.corpus = corpus
+        self.outside = outside
+        self.meter = Meter()
+        self.peers = Peers(context, endpoint_of, self._hear)
+        self.relay = Relay(context, self.peers.on_envelope, self._on_session, self._slot_of, self._turned_away)
+        self.weights = WeightsStore(context, self.peers)
+        self.recomputer = Recomputer(context, self.weights, self.meter)
+        self.payroll = Payroll(context, outside.params, outside.escrow)
+        self.accuser = Accuser(
+            context, self.peers, self.weights, outside.court, self.meter, home / "evidence", self._data_hashes
+        )
+        self.driver = Driver(
+            context,
+            self.relay,
+            self.weights,
+            self.recomputer,
+            self.meter,
+            self._batch,
+            self._on_offence,
+            self._on_verdict,
+            self._barred,
+        )
+        self.reducers = {
+            stage: Reducer(context, self.relay, stage, self.meter, self._exclude) for stage in context.my_stages
+        }
+        self.book: dict[int, StepState] = {}
+        self.step = 0
+        self.phase = "waiting for workers"
+        self.quarantined: dict[tuple[int, int], pb.Quarantine] = {}
+        self.last: Finished | None = None
+        self.last_validation: float | None = None
+        self._refresh_slots = refresh_slots
+        self._refreshed = 0.0
+        self._distrusted: dict[tuple[int, int], str] = {}
+        self._accusations: set[asyncio.Task[None]] = set()
+        self._cases: set[asyncio.Task[None]] = set()
+        self._pending_receipts: dict[int, pb.Receipt] = {}
+        self._series: dict[int, list[dict[str, object]]] = {}
+        self._secret = secrets.token_bytes(32)
+        self._next_secret = secrets.token_bytes(32)
+        self._started: set[str] = set()
+        self._began = time.monotonic()
+        self._tokens = 0
+        self._sums = 0.0
+
+    # ---- life
+
+    async def start(self, host: str, port: int) -> int:
+        """Listen; returns the port."""
+        self.weights.genesis()
+        return await self.relay.start(host, port)
+
+    async def run(self) -> None:
+        """Train to the end. Raises Fatal with the reason when it cannot go on; money and finished work are safe."""
+        watch = asyncio.create_task(self._watch_peers())
+        work = asyncio.create_task(self._work())
+        try:
+            done, _ = await asyncio.wait({watch, work}, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        except* SentinelError as group:
+            raise _first(group) from None
+        except* TimeoutError:
+            raise Fatal(f"step {self.step} did not end within {STEP_SECONDS:g} s ({self.phase})") from None
+        finally:
+            for task in (watch, work, *self._accusations):
+                task.cancel()
+            await asyncio.gather(watch, work, *self._accusations, return_exceptions=True)
+
+    async def _work(self) -> None:
+        await self._wait_for_workers()
+        training = self.context.spec.training
+        self._began = time.monotonic()
+        for step in range(training.steps):
+            await asyncio.wait_for(self._one_step(step), STEP_SECONDS)
+        self.phase = "settling"
+        if self._cases:
+            await asyncio.wait(self._cases)
+
+    async def stop(self, code: str, message: str) -> None:
+        """Say goodbye to every worker and close."""
+        for session in list(self.relay.sessions.values()):
+            receipt = self._pending_receipts.pop(session.slot.slot, None)
+            if receipt is not None:
+                session.send(pb.ToWorker(receipt=receipt))
+            await session.part(code, message)
+        await asyncio.sleep(0.2)
+        for case in self._cases:
+            case.cancel()
+        await self.relay.stop()
+        await self.peers.close()
+
+    async def _watch_peers(self) -> None:
+        """Ping the others; a seat that stays silent stops the run within ten seconds."""
+        heard = {seat.account: time.monotonic() for seat in self.context.others}
+        first = dict.fromkeys(heard, True)
+        while True:
+            for seat in self.context.others:
+                try:
+                    await self.peers.ask(seat.account, self._ping(), time_limit=3.0)
+                    heard[seat.account] = time.monotonic()
+                    first[seat.account] = False
+                except (PeerGone, ProtocolError) as error:
+                    silent = time.monotonic() - heard[seat.account]
+                    limit = 120.0 if first[seat.account] else PEER_PATIENCE_SECONDS
+                    if silent > limit:
+                        stages = ", ".join(map(str, self.context.stages_of(seat.index))) or "none"
+                        raise Fatal(
+                            f"seat {seat.index} ({seat.account}) stopped answering ({error}); it held stages {stages}. "
+                            "The run stops: nothing is lost, finished epochs stay payable, the rest is refunded"
+                        ) from error
+            await asyncio.sleep(1.0)
+
+    def _ping(self) -> pb.SeatMessage:
+        return pb.SeatMessage(ping=pb.Ping(step=self.step, phase=self.phase))
+
+    async def _wait_for_workers(self) -> None:
+        """Until every claimed slot is ready here, or ten seconds after each stage has one; then agree to start."""
+        covered_since = 0.0
+        while True:
+            ready = {s.stage for s in self.relay.sessions.values() if s.ready is not None}
+            count = sum(s.ready is not None for s in self.relay.sessions.values())
+            claimed = sum(int(slot.hot_key, 16) != 0 for slot in self.context.slots.values())
+            now = time.monotonic()
+            if len(ready) == self.context.num_stages:
+                covered_since = covered_since or now
+                if count >= claimed or now - covered_since > 10.0:
+                    break
+            await asyncio.sleep(0.05)
+        slots = sorted(s.slot.slot for s in self.relay.sessions.values() if s.ready is not None)
+        await self.peers.broadcast(pb.SeatMessage(start=pb.Start(slots=slots)), patience=120.0)
+        while len(self._started) < len(self.context.others):
+            await asyncio.sleep(0.02)
+
+    # ---- one step
+
+    def _state(self, step: int) -> StepState:
+        state = self.book.get(step)
+        if state is None:
+            state = self.book[step] = StepState(step)
+        return state
+
+    async def _one_step(self, step: int) -> None:
+        self.step, self.phase = step, "driving"
+        state = self._state(step)
+        for old in [old for old in self.book if old < step - 2]:
+            del self.book[old]
+        self._hand_out_receipts()
+        await self.driver.begin(state, self._secret)
+        async with asyncio.TaskGroup() as group:
+            reductions = {
+                stage: group.create_task(self._reduce(state, reducer)) for stage, reducer in self.reducers.items()
+            }
+            group.create_task(self._drive(state))
+        updates = {stage: task.result() for stage, task in reductions.items()}
+        await self._finish(state, updates)
+
+    async def _drive(self, state: StepState) -> None:
+        await self.driver.drive()
+        round_ = 0
+        while True:
+            await self._accusations_settled()
+            await self.driver.repair()
+            if self._accusations:
+                continue
+            known = self._known(state)
+            await self._say_done(state, round_)
+            self.phase = "reducing"
+            await state.until(lambda: len(state.aggregates) == self.context.num_stages or self._known(state) != known)  # noqa: B023
+            if len(state.aggregates) == self.context.num_stages:
+                return
+            round_ += 1
+
+    def _known(self, state: StepState) -> tuple[frozenset[tuple[int, int]], frozenset[int]]:
+        return frozenset(state.excluded), frozenset(state.quarantines)
+
+    async def _accusations_settled(self) -> None:
+        while self._accusations:
+            await asyncio.wait(self._accusations)
+
+    async def _say_done(self, state: StepState, round_: int) -> None:
+        c, driver = self.context, self.driver
+        sets: dict[tuple[int, int], pb.AcceptedSet] = {}
+        sketches: dict[tuple[int, int], torch.Tensor] = {}
+        for entry in driver.valid():
+            key = (entry.slot, entry.session)
+            if key not in sets:
+                sets[key] = pb.AcceptedSet(slot=entry.slot, session=entry.session)
+                sketches[key] = torch.zeros(64)
+            sets[key].commitments.append(entry.digest)
+            sets[key].microbatches.append(entry.microbatch)
+            sketches[key] = sketches[key] + entry.sketch
+        for key, accepted in sets.items():
+            accepted.sketch = encode(sketches[key])
+        done = pb.Done(
+            step=state.step,
+            round=round_,
+            sets=[sets[key] for key in sorted(sets)],
+            excluded=[pb.SlotSession(slot=s, session=n, reason=why) for (s, n), why in sorted(state.excluded.items())],
+            quarantines=[state.quarantines[slot] for slot in sorted(state.quarantines)],
+            leaves=len(driver.leaves),
+            root=merkle.root(driver.leaves, keccak256),
+            next_secret_hash=blake3.blake3(self._next_secret).digest(),
+            loss_sum_e6=round(sum(held.loss for held in driver.held) * 1e6),
+            suspects=driver.counters.suspects,
+            confirmations=driver.counters.confirmations,
+            audits=driver.counters.audits,
+        )
+        if self._is_epoch_end(state.step):
+            blob = checkpoint.baselines_blob(driver.baselines)
+            done.checkpoint_baselines = await asyncio.to_thread(self.outside.blobs.put, blob)
+        hashed = step_record.sets_digest(sets_of(done))
+        done.signature = c.sign(DriverDone(c.job_id, done.step, done.round, c.account, hashed))
+        done.root_signature = c.sign(
+            DriverRoot(c.job_id, done.step, c.account, done.root, done.leaves, done.next_secret_hash)
+        )
+        self._take_done(c.account, done)
+        await self.peers.broadcast(pb.SeatMessage(done=done))
+
+    async def _reduce(self, state: StepState, reducer: Reducer) -> Update:
+        update = await reducer.reduce(state)
+        if self._is_epoch_end(state.step):
+            weights, moments = checkpoint.stage_blob(reducer.after)
+            update.aggregate.checkpoint_weights = await asyncio.to_thread(self.outside.blobs.put, weights)
+            update.aggregate.checkpoint_state = await asyncio.to_thread(self.outside.blobs.put, moments)
+        state.aggregates[reducer.stage] = update.aggregate
+        state.changed()
+        await self.peers.broadcast(pb.SeatMessage(aggregate=update.aggregate))
+        return update
+
+    async def _finish(self, state: StepState, updates: dict[int, Update]) -> None:
+        """Record, signatures, receipts, new weights out, and what an epoch's end asks for."""
+        c = self.context
+        self.phase = "signing"
+        await state.until(lambda: self._rounds_known(state))
+        dones = self._final_dones(state)
+        for aggregate in state.aggregates.values():
+            check_aggregate(c, state, aggregate)
+        record, new_weights, new_states, manifest = self._record(state, dones)
+        if manifest is not None:
+            await asyncio.to_thread(self.outside.blobs.put, manifest)
+        barred = set(state.quarantines)
+        for slot, quarantine in state.quarantines.items():
+            self.payroll.offences.setdefault((slot, quarantine.nonce), state.step)
+        self.payroll.driven += len(c.my_microbatches())
+        self.payroll.recomputes = self.recomputer.count + self.accuser.recomputes
+        mine = pb.RecordSignature(
+            step=state.step,
+            record_hash=digest(c.domain, record),
+            signature=c.sign(record),
+            units=self.payroll.close_step(state.step, self.driver.units, barred),
+            secret=self._secret,
+        )
+        self.payroll.signed_work(mine)
+        state.record_signatures[c.account] = mine
+        for entry in mine.units:
+            self._pending_receipts[entry.slot] = pb.Receipt(
+                step=state.step, units=entry.units, signature=entry.signature
+            )
+        await self.peers.broadcast(pb.SeatMessage(record_signature=mine))
+        await state.until(lambda: len(state.record_signatures) == len(c.seats))
+        signatures = {}
+        for account, theirs in state.record_signatures.items():
+            if theirs.record_hash == mine.record_hash:
+                c.check_seat(account, record, theirs.signature)
+                signatures[account] = theirs.signature
+            else:
+                log.warning("seat %s signed another record of step %d", account, state.step)
+            self.payroll.hear(account, theirs)
+        if len(signatures) < c.quorum:
+            raise Fatal(f"the seats disagree about step {state.step}: {len(signatures)} of {c.quorum} signed alike")
+        signed = from_record(record, new_weights, new_states, signatures)
+        self.last = Finished(record, mine.record_hash, signed)
+        self._adopt(state, updates, signed)
+        self._report_step(state, dones)
+        self._prosecute_new(state)
+        if self._is_epoch_end(state.step):
+            await self._end_epoch(state.step, new_weights)
+
+    def _rounds_known(self, state: StepState) -> bool:
+        """Whether this seat holds every Done that some aggregate was made from."""
+        return (
+            all(r.round in state.dones.get(r.verifier, {}) for a in state.aggregates.values() for r in a.rounds)
+            and len(state.aggregates) == self.context.num_stages
+        )
+
+    def _final_dones(self, state: StepState) -> dict[str, pb.Done]:
+        """For each seat the newest Done that any aggregate used: the same for everybody."""
+        newest: dict[str, int] = {}
+        for aggregate in state.aggregates.values():
+            for used in aggregate.rounds:
+                newest[used.verifier] = max(newest.get(used.verifier, 0), used.round)
+        return {seat.account: state.dones[seat.account][newest[seat.account]] for seat in self.context.seats}
+
+    def _record(
+        self, state: StepState, dones: dict[str, pb.Done]
+    ) -> tuple[StepRecord, list[bytes], list[bytes], bytes | None]:
+        c = self.context
+        chosen: dict[int, pb.Quarantine] = {}
+        for done in dones.values():
+            for quarantine in done.quarantines:
+                held = chosen.get(quarantine.slot)
+                if held is None or quarantine.commitment_hash < held.commitment_hash:
+                    chosen[quarantine.slot] = quarantine
+        state.quarantines = chosen
+        aggregates = [state.aggregates[stage] for stage in range(c.num_stages)]
+        new_weights = [a.new_weights for a in aggregates]
+        new_states = [a.new_state for a in aggregates]
+        expected = self.weights.hashes[state.step]
+        if [a.old_weights for a in aggregates] != expected:
+            raise ProtocolError("aggregate", f"step {state.step} was reduced from other weights than the last record's")
+        manifest = None
+        checkpoint_hash = step_record.NONE
+        if self._is_epoch_end(state.step):
+            manifest = checkpoint.manifest(
+                c.job_id,
+                state.step,
+                self._epoch(state.step),
+                [(a.checkpoint_weights, a.checkpoint_state) for a in aggregates],
+                {account: done.checkpoint_baselines for account, done in dones.items()},
+            )
+            checkpoint_hash = checkpoint.manifest_hash(manifest)
+        record = StepRecord(
+            c.job_id,
+            state.step,
+            0,
+            self.last.hash if self.last is not None else step_record.GENESIS,
+            step_record.live_seats_digest(seat.account for seat in c.seats),
+            step_record.driver_roots_digest(
+                (account, done.root, done.leaves, done.next_secret_hash) for account, done in dones.items()
+            ),
+            step_record.multisets_digest([to_stage_sum(s) for s in a.sums] for a in aggregates),
+            step_record.aggregates_digest(new_weights, new_states),
+            step_record.quarantines_digest(
+                (q.slot, q.nonce, q.commitment_hash, q.evidence_hash) for q in chosen.values()
+            ),
+            checkpoint_hash,
+        )
+        return record, new_weights, new_states, manifest
+
+    def _adopt(self, state: StepState, updates: dict[int, Update], signed: pb.SignedRecord) -> None:
+        self.weights.hashes[state.step + 1] = list(signed.new_weights)
+        for stage, reducer in self.reducers.items():
+            reducer.adopt()
+            payload = updates[stage].payload
+            self.weights.put(state.step + 1, stage, payload)
+            message = pb.ToWorker(weights=pb.Weights(record=signed, payload=payload, step=state.step + 1))
+            for session in self.relay.sessions.values():
+                if session.stage == stage:
+                    session.send(message)
+        self._secret, self._next_secret = self._next_secret, secrets.token_bytes(32)
+
+    # ---- hearing the others
+
+    async def _hear(self, sender: str, message: pb.SeatMessage) -> pb.SeatMessage:
+        kind = message.WhichOneof("kind")
+        if kind == "ping":
+            return self._ping()
+        if kind == "start":
+            self._started.add(sender)
+        elif kind == "done":
+            self._check_step(message.done.step)
+            check_done(self.context, sender, message.done)
+            for quarantine in message.done.quarantines:
+                await asyncio.to_thread(self.accuser.check_certificate, quarantine)
+                self._take_quarantine(quarantine)
+            self._take_done(sender, message.done)
+        elif kind == "exclude":
+            await self._take_exclude(sender, message.exclude)
+        elif kind == "aggregate":
+            self._take_aggregate(sender, message.aggregate)
+        elif kind == "record_signature":
+            state = self._check_step(message.record_signature.step)
+            state.record_signatures.setdefault(sender, message.record_signature)
+            state.changed()
+        elif kind == "accuse":
+            return pb.SeatMessage(report_signature=await self.accuser.answer(sender, message.accuse))
+        elif kind == "quarantine":
+            await asyncio.to_thread(self.accuser.check_certificate, message.quarantine)
+            self._take_quarantine(message.quarantine)
+        elif kind == "weights_query":
+            return pb.SeatMessage(weights_answer=self._serve(message.weights_query))
+        elif kind == "settlement":
+            return pb.SeatMessage(settlement_signature=await self._cosign(sender, message.settlement))
+        else:
+            raise ProtocolError("message", f"a seat does not say {kind}")
+        return self._ping()
+
+    def _check_step(self, step: int) -> StepState:
+        if not self.step - 1 <= step <= self.step + 2:
+            raise ProtocolError("step", f"a message for step {step}; this seat is at {self.step}")
+        return self._state(step)
+
+    def _take_done(self, account: str, done: pb.Done) -> None:
+        state = self._check_step(done.step)
+        state.dones.setdefault(account, {}).setdefault(done.round, done)
+        state.changed()
+
+    async def _take_exclude(self, sender: str, exclude: pb.Exclude) -> None:
+        state = self._check_step(exclude.step)
+        slot = exclude.slot
+        primary = self.context.primary(self.context.stage_of(slot.slot)).account
+        if sender != primary:
+            raise ProtocolError("exclude", f"only {primary} reduces slot {slot.slot}")
+        state.exclude(slot.slot, slot.session, slot.reason)
+
+    def _take_aggregate(self, sender: str, aggregate: pb.Aggregate) -> None:
+        if aggregate.stage >= self.context.num_stages or sender != self.context.primary(aggregate.stage).account:
+            raise ProtocolError("aggregate", f"seat {sender} is not the primary of stage {aggregate.stage}")
+        state = self._check_step(aggregate.step)
+        state.aggregates.setdefault(aggregate.stage, aggregate)
+        state.changed()
+
+    def _take_quarantine(self, quarantine: pb.Quarantine) -> None:
+        state = self._check_step(quarantine.step)
+        key = (quarantine.slot, quarantine.nonce)
+        if key not in self.quarantined:
+            self.quarantined[key] = quarantine
+            log.warning("slot %d is quarantined in step %d: %s", quarantine.slot, quarantine.step, quarantine.reason)
+            session = self.relay.sessions.get(quarantine.slot)
+            if session is not None and session.slot.nonce == quarantine.nonce:
+                task = asyncio.ensure_future(session.part("quarantined", quarantine.reason))
+                task.add_done_callback(lambda _: None)
+        if quarantine.slot not in state.quarantines:
+            state.quarantines[quarantine.slot] = quarantine
+            state.changed()
+
+    def _serve(self, query: pb.WeightsQuery) -> pb.WeightsAnswer:
+        payload = self.weights.payload(query.step, query.stage)
+        if payload is None:
+            raise ProtocolError("weights", f"weights of stage {query.stage} for step {query.step} are not kept here")
+        return pb.WeightsAnswer(payload=payload)
+
+    # ---- faults
+
+    async def _exclude(self, state: StepState, slot: int, session: int, reason: str) -> None:
+        if not state.exclude(slot, session, reason):
+            return
+        log.info("step %d: the sum of slot %d is dropped: %s", state.step, slot, reason)
+        message = pb.Exclude(step=state.step, slot=pb.SlotSession(slot=slot, session=session, reason=reason))
+        await self.peers.broadcast(pb.SeatMessage(exclude=message))
+
+    def _barred(self, slot: int) -> bool:
+        nonce = self.context.slots[slot].nonce
+        return (slot, nonce) in self._distrusted or (slot, nonce) in self.quarantined
+
+    def _on_offence(self, offence: Offence) -> None:
+        message = offence.signed.message
+        key = (message.slot, message.nonce)
+        if key in self._distrusted or key in self.quarantined:
+            return
+        self._distrusted[key] = offence.reason
+        task = asyncio.ensure_future(self._accuse(offence))
+        self._accusations.add(task)
+        task.add_done_callback(self._accusations.discard)
+
+    async def _accuse(self, offence: Offence) -> None:
+        message = offence.signed.message
+        try:
+            quarantine = await self.accuser.accuse(offence)
+        except SentinelError as error:
+            log.warning("the accusation of slot %d failed: %s", message.slot, error)
+            return
+        if quarantine is None:
+            # It binds this driver only: no more work from here for that worker, and the claim is on record.
+            self.outside.events.verdict(
+                {"kind": "false alarm", "slot": message.slot, "step": message.step, "accuser": self.context.account}
+            )
+            return
+        self._take_quarantine(quarantine)
+        await self.peers.broadcast(pb.SeatMessage(quarantine=quarantine))
+
+    def _prosecute_new(self, state: StepState) -> None:
+        for slot, quarantine in state.quarantines.items():
+            account = self.context.slots[slot].account
+            if quarantine.accuser != self.context.account:
+                continue
+            self.outside.events.verdict(
+                {
+                    "kind": "quarantined",
+                    "slot": slot,
+                    "account": account,
+                    "step": quarantine.step,
+                    "reason": quarantine.reason,
+                    "accuser": quarantine.accuser,
+                    "evidence": quarantine.evidence_hash.hex(),
+                    "commitment": quarantine.commitment_hash.hex(),
+                    "at": time.time(),
+                    "series": self._series.get(slot, []),
+                }
+            )
+            task = asyncio.ensure_future(self._prosecute(quarantine, account))
+            self._cases.add(task)
+            task.add_done_callback(self._cases.discard)
+
+    async def _prosecute(self, quarantine: pb.Quarantine, account: str) -> None:
+        async def told(event: str, transaction: str) -> None:
+            if event == "reported":
+                self.payroll.reports += 1
+            if event == "executed":
+                self.payroll.executions += 1
+            self.outside.events.verdict(
+                {
+                    "kind": event,
+                    "slot": quarantine.slot,
+                    "account": account,
+                    "step": quarantine.step,
+                    "at_step": self.step,
+                    "transaction": transaction,
+                    "at": time.time(),
+                }
+            )
+
+        try:
+            case = await self.accuser.prosecute(quarantine, told)
+            log.info("case against slot %d ended: %s", quarantine.slot, case.state)
+        except SentinelError as error:
+            log.error("the case against slot %d failed: %s", quarantine.slot, error)
+
+    # ---- workers
+
+    def _slot_of(self, slot: int) -> SlotInfo | None:
+        return self.context.slots.get(slot)
+
+    def _turned_away(self, slot: int, nonce: int) -> str | None:
+        quarantine = self.quarantined.get((slot, nonce))
+        return quarantine.reason if quarantine is not None else None
+
+    def _on_session(self, session: WorkerSession) -> None:
+        log.info("slot %d: session open", session.slot.slot)
+        reducer = self.reducers.get(session.stage)
+        if reducer is None or self.last is None:
+            return
+        payload = self.weights.payload(self.last.record.step + 1, session.stage)
+        if payload is not None:
+            weights = pb.Weights(record=self.last.signed, payload=payload, step=self.last.record.step + 1)
+            session.send(pb.ToWorker(weights=weights))
+
+    def _hand_out_receipts(self) -> None:
+        for slot, receipt in list(self._pending_receipts.items()):
+            session = self.relay.sessions.get(slot)
+            if session is not None and not session.closed:
+                session.send(pb.ToWorker(receipt=receipt))
+                del self._pending_receipts[slot]
+
+    # ---- data
+
+    def _batch(self, step: int, microbatch: int) -> tuple[torch.Tensor, torch.Tensor]:
+        spec = self.context.spec
+        return batch(
+            self.corpus.train,
+            seed=spec.seed,
+            step=step,
+            microbatch=microbatch,
+            batch_size=spec.training.microbatch_size,
+            seq_len=spec.model.seq_len,
+        )
+
+    def _data_hashes(self, step: int, microbatch: int) -> frozenset[bytes]:
+        return frozenset(tensor_hash(t) for t in self._batch(step, microbatch))
+
+    # ---- epochs
+
+    def _epoch(self, step: int) -> int:
+        return step // self.context.spec.training.epoch_steps + 1
+
+    def _is_epoch_end(self, step: int) -> bool:
+        training = self.context.spec.training
+        return (step + 1) % training.epoch_steps == 0 or step == training.steps - 1
+
+    async def _end_epoch(self, step: int, new_weights: list[bytes]) -> None:
+        self.phase = "closing the epoch"
+        assert self.last is not None
+        if self.context.me != assignment.lead_of(self.context.live):
+            return
+        loss = await self._validate(step)
+        await asyncio.to_thread(checkpoint.read_back, self.outside.blobs, self.last.record.checkpoint, new_weights)
+        last = step == self.context.spec.training.steps - 1
+        if last and self._cases:
+            # The last root repays what reports and executions cost, and a case must end before the job settles.
+            await asyncio.wait(self._cases)
+        amounts, transaction, closing = await self.payroll.propose(
+            self.peers, self._epoch(step), step, self.last.hash, finish=last
+        )
+        self.payroll.promised = amounts
+        self.outside.events.settlement(
+            {
+                "epoch": self._epoch(step),
+                "step": step,
+                "total": str(amounts.total),
+                "amounts": {account: str(amount) for account, amount in amounts.amounts.items()},
+                "earned": {account: str(amount) for account, amount in amounts.earned.items()},
+                "transaction": transaction,
+                "finish": closing,
+                "checkpoint": self.last.record.checkpoint.hex(),
+                "validation_loss": loss,
+            }
+        )
+
+    async def _cosign(self, sender: str, proposal: pb.SettlementProposal) -> pb.SettlementSignature:
+        if sender != self.context.seats[assignment.lead_of(self.context.live)].account:
+            raise ProtocolError("root", f"{sender} is not the lead")
+        state = self.book.get(proposal.step)
+        if state is None or self.last is None:
+            raise ProtocolError("root", f"step {proposal.step} is not final here")
+        await state.until(lambda: self.last is not None and self.last.record.step >= proposal.step, time_limit=10.0)
+        if self.last.record.step != proposal.step or self.last.hash != proposal.step_record_hash:
+            raise ProtocolError("root", f"this seat's record of step {proposal.step} is another one")
+        await asyncio.to_thread(
+            checkpoint.read_back,
+            self.outside.blobs,
+            self.last.record.checkpoint,
+            list(self.last.signed.new_weights),
+        )
+        return await self.payroll.cosign(proposal)
+
+    async def _validate(self, step: int) -> float:
+        flats = [await self.weights.flat(step + 1, stage) for stage in range(self.context.num_stages)]
+        loss = await asyncio.to_thread(self._validation_loss, flats)
+        self.last_validation = loss
+        self.outside.events.step({"step": step, "validation_loss": loss})
+        return loss
+
+    def _validation_loss(self, flats: list[torch.Tensor]) -> float:
+        """Mean token loss (nats) of the canonical weights on the job's fixed held-out sequences."""
+        spec, count = self.context.spec, self.context.num_stages
+        stages = [Stage(self.context.config, stage, count) for stage in range(count)]
+        for stage, flat in zip(stages, flats, strict=True):
+            stage.load_flat(flat)
+        total, tokens = 0.0, 0
+        with torch.no_grad(), self.meter.section("validation"):
+            for inputs, targets in validation_batches(
+                self.corpus, spec.model.seq_len, spec.training.validation_sequences, spec.seed
+            ):
+                x = inputs
+                for stage in stages[:-1]:
+                    x = stage(x)
+                losses = stages[-1].token_loss(x, targets)
+                total, tokens = total + float(losses.sum()), tokens + losses.numel()
+        return total / tokens
+
+    # ---- telling
+
+    def _on_verdict(self, slot: int, verdict: Verdict, where: dict[str, object]) -> None:
+        series = self._series.setdefault(slot, [])
+        series.append(
+            {
+                **where,
+                "kind": verdict.kind.value,
+                "scores": [[s.metric, s.value_e6, s.low_e6, s.high_e6] for s in verdict.scores],
+            }
+        )
+        del series[:-SERIES_LENGTH]
+        if verdict.kind is VerdictKind.SUSPECT:
+            log.info("step %s slot %d SUSPECT: %s", where.get("step"), slot, verdict.reason)
+
+    def _report_step(self, state: StepState, dones: dict[str, pb.Done]) -> None:
+        if self.context.me != assignment.lead_of(self.context.live):
+            return
+        training = self.context.spec.training
+        tokens = training.microbatches * training.microbatch_size * self.context.spec.model.seq_len
+        self._tokens += tokens
+        seconds = time.monotonic() - self._began
+        self.outside.events.step(
+            {
+                "step": state.step,
+                "loss": sum(done.loss_sum_e6 for done in dones.values()) / 1e6 / training.microbatches,
+                "tokens": self._tokens,
+                "tokens_per_second": self._tokens / seconds if seconds > 0 else 0.0,
+                "suspects": sum(done.suspects for done in dones.values()),
+                "confirmations": sum(done.confirmations for done in dones.values()),
+                "audits": sum(done.audits for done in dones.values()),
+                "quarantines": len(self.quarantined),
+                "excluded": len(state.excluded),
+                "multisets": [
+                    [[s.slot, list(s.microbatches)] for s in state.aggregates[stage].sums]
+                    for stage in range(self.context.num_stages)
+                ],
+            }
+        )
+
+
+def _first(group: BaseExceptionGroup[SentinelError]) -> SentinelError:
+    for error in group.exceptions:
+        return _first(error) if isinstance(error, BaseExceptionGroup) else error
+    raise AssertionError("an exception group is never empty")
