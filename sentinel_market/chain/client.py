@@ -285,7 +285,7 @@ class ChainClient:
     # --- inside
 
     def _function(self, contract: str, function: str, args: Sequence[Any]) -> Any:
-        return self._contracts[contract].functions[function](*args)
+        return self._contracts[contract].functions[function](*[_checksummed(arg) for arg in args])
 
     def _data(self, contract: str, function: str, args: Sequence[Any]) -> bytes:
         return bytes.fromhex(self._function(contract, function, args)._encode_transaction_data()[2:])
@@ -400,6 +400,13 @@ class ChainClient:
             except (RpcError, Web3Exception, ValueError):
                 break
         return rejected(b"", intent=entry.intent, fallback=f"transaction {entry.hash} failed in block {block}")
+
+
+def _checksummed(arg: Any) -> Any:
+    """web3 takes checksummed addresses only; other parties' files and people may write them in lower case."""
+    if isinstance(arg, str) and len(arg) == 42 and arg.startswith("0x"):
+        return Web3.to_checksum_address(arg)
+    return arg
 
 
 def _refused(exc: RpcError, intent: str, address: str) -> Rejected | ChainUnavailable:

@@ -38,10 +38,14 @@ def main() -> int:
     def asked(_number: int, _frame: FrameType | None) -> None:
         over.set()
 
+    def child_gone() -> None:
+        child.wait()
+        over.set()
+
     signal.signal(signal.SIGTERM, asked)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal group; the parent decides
     threading.Thread(target=parent_gone, daemon=True).start()
-    threading.Thread(target=lambda: (child.wait(), over.set()), daemon=True).start()
+    threading.Thread(target=child_gone, daemon=True).start()
     over.wait()
     _kill(child.pid, signal.SIGTERM)
     end = time.monotonic() + GRACE_SECONDS

@@ -19,6 +19,7 @@ from sentinel_market.chain import guard
 from sentinel_market.chain.abis import artifact, deployment_plan
 from sentinel_market.chain.network import Network
 from sentinel_market.chain.rpc import FallbackProvider
+from sentinel_market.chain.signing import checksum_address
 from sentinel_market.errors import ChainMismatch, ChainUnavailable, ConfigError
 
 HOST: Final = "127.0.0.1"
@@ -92,7 +93,7 @@ def project_root() -> Path:
     root = Path(__file__).resolve().parents[2]
     if not (root / "node_modules" / "hardhat").is_dir():
         raise ConfigError(
-            f"there is no node_modules/hardhat in {root}; run `make setup` in a checkout, which installs the local chain"
+            f"there is no node_modules/hardhat in {root}; run `make setup` in a checkout: it installs the local chain"
         )
     return root
 
@@ -190,7 +191,8 @@ class LocalChain:
     def __init__(self, urls: Sequence[str]) -> None:
         self.provider = FallbackProvider(urls)
         _require_local(self.provider)
-        self.accounts: list[str] = list(rpc(self.provider, "eth_accounts"))
+        raw = [bytes.fromhex(account[2:]) for account in rpc(self.provider, "eth_accounts")]
+        self.accounts = [checksum_address(account) for account in raw]
 
     def rpc(self, method: str, *params: Any) -> Any:
         """One raw request."""
@@ -241,8 +243,7 @@ class LocalChain:
 
         chosen = {**plan["localParams"], "treasury": self.accounts[_TREASURY], **(params or {})}
         chosen = {key: int(v) if isinstance(v, str) and v.isdigit() else v for key, v in chosen.items()}
-        chosen["treasury"] = Web3.to_checksum_address(chosen["treasury"])
-        values["$params"] = chosen
+        values["$params"] = _in_abi_order(chosen)
         hashes = []
         for step in plan["calls"]:
             contract = w3.eth.contract(address=addresses[step["contract"]], abi=artifact(step["contract"]).abi)  # type: ignore[call-overload]
@@ -273,3 +274,13 @@ class LocalChain:
         """Move the chain's clock. Tests only: live windows are waited out."""
         self.rpc("evm_increaseTime", seconds)
         self.rpc("evm_mine")
+
+
+def _in_abi_order(values: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The parameter set as the Solidity struct wants it; ConfigError naming what is missing or unknown."""
+    add = next(item for item in artifact("MarketParams").items("function") if item["name"] == "add")
+    names = [part["name"] for part in add["inputs"][0]["components"]]
+    wrong = sorted(set(names) ^ set(values))
+    if wrong:
+        raise ConfigError(f"the local parameter set and MarketParams.add differ in {', '.join(wrong)}")
+    return tuple(values[name] for name in names)
