@@ -4,27 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from sentinel_market.chain.client import Block, ChainClient, Receipt
 from sentinel_market.chain.eip712 import digest
 from sentinel_market.chain.reverts import JOB_STATES, SEAT_STATES, SLOT_STATES
 from sentinel_market.domain.job_spec import JobSpec
-from sentinel_market.domain.messages import Typed
-
-
-@dataclass(frozen=True, slots=True)
-class JobFinish(Typed):
-    """A seat's word that a job is finished: the root of ``epoch`` is the last one."""
-
-    MEMBERS: ClassVar[tuple[tuple[str, str], ...]] = (
-        ("uint256", "jobId"),
-        ("uint64", "epoch"),
-        ("bytes32", "stepRecordHash"),
-    )
-    job_id: int
-    epoch: int
-    step_record_hash: bytes
+from sentinel_market.domain.messages import JobFinish
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
