@@ -13,6 +13,7 @@ from sentinel_market.models.generate import sample
 from sentinel_market.models.init import init_flat
 from sentinel_market.models.optimizer import AdamWConfig
 from sentinel_market.models.plain import Batch, evaluate, plain_loop
+from sentinel_market.models.stage import Stage
 
 CONFIG = ModelConfig(dim=16, num_layers=3, num_heads=2, num_kv_heads=1, ffn_dim=24, vocab_size=8, seq_len=8)
 OPTIM = AdamWConfig(learning_rate=0.02, min_learning_rate=0.002, warmup_steps=2, total_steps=60)
@@ -56,6 +57,19 @@ def test_a_step_is_the_mean_over_the_multiset() -> None:
     assert not torch.allclose(once.flats[0], twice.flats[0], rtol=1e-4)
     # Each distinct microbatch counts once in the displayed loss.
     assert once.losses == twice.losses == grouped.losses
+
+
+def test_the_gradient_is_that_of_the_mean_loss_of_the_multiset() -> None:
+    """With a huge eps AdamW's first step is minus the gradient, so its size shows, which AdamW otherwise hides."""
+    optim = AdamWConfig(
+        learning_rate=1000, min_learning_rate=0, warmup_steps=0, total_steps=9, eps=1000, weight_decay=0
+    )
+    result = plain_loop(CONFIG, counting, 1, 1, optim, [[[[0, 1], [1]]]])
+    stage = Stage(CONFIG, 0, 1)
+    stage.load_flat(init_flat(CONFIG, 0, 1, 1))
+    first, second = (stage.token_loss(*counting(0, microbatch)).mean() for microbatch in (0, 1))
+    ((first + 2 * second) / 3).backward()
+    torch.testing.assert_close(init_flat(CONFIG, 0, 1, 1) - result.flats[0], stage.flat_grad, rtol=1e-3, atol=1e-5)
 
 
 def test_multisets_may_differ_by_stage() -> None:
