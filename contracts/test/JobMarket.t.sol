@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 pragma solidity ^0.8.28;
 
-import {IJobMarket, Job, JobState, JobTerms, Slot, SlotState} from "../interfaces/IJobMarket.sol";
+import {IJobMarket, JobState, JobTerms, Slot, SlotState} from "../interfaces/IJobMarket.sol";
 import {IMarketParams, Params} from "../interfaces/IMarketParams.sol";
 import {IStakeVault} from "../interfaces/IStakeVault.sol";
 import {MarketFixture} from "./MarketFixture.sol";
