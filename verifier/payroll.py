@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from sentinel_market.chain.eip712 import keccak256
@@ -12,7 +12,7 @@ from sentinel_market.domain.messages import JobFinish, Settlement, WorkReceipt
 from sentinel_market.domain.quote import QuoteParams
 from sentinel_market.domain.settlement import Amounts, Receipt, SeatWork, settle
 from sentinel_market.errors import PeerGone, ProtocolError
-from sentinel_market.ports import Escrow
+from sentinel_market.ports import Escrow, SlotInfo
 from sentinel_market.wire import relay_pb2 as pb
 from verifier.context import SeatContext
 from verifier.peers import Peers
@@ -40,6 +40,20 @@ class Payroll:
     settlements: int = 0
     promised: Amounts | None = None
     """The last root that this seat signed and the escrow took."""
+    holders: dict[tuple[int, int], str] = field(default_factory=dict)
+    """(slot, nonce) -> account, past holders included"""
+
+    def __post_init__(self) -> None:
+        self.meet(self.context.slots.values())
+
+    def meet(self, slots: Iterable[SlotInfo]) -> None:
+        """Remember who holds what; a holder that left keeps its pay."""
+        for slot in slots:
+            if int(slot.hot_key, 16):
+                self.holders[slot.slot, slot.nonce] = slot.account
+
+    def knows(self, message: pb.RecordSignature) -> bool:
+        return all((entry.slot, entry.nonce) in self.holders for entry in message.units)
 
     # ---- receipts
 
@@ -66,14 +80,14 @@ class Payroll:
     def hear(self, account: str, message: pb.RecordSignature) -> None:
         """Another seat's (or my own) receipts and counts of a step. Raises ProtocolError for a wrong signature."""
         for entry in message.units:
-            slot = self.context.slots.get(entry.slot)
-            if slot is None or slot.nonce != entry.nonce:
+            holder = self.holders.get((entry.slot, entry.nonce))
+            if holder is None:
                 raise ProtocolError("receipt", f"a receipt for slot {entry.slot} nonce {entry.nonce}")
             receipt = WorkReceipt(self.context.job_id, entry.slot, entry.nonce, account, message.step, entry.units)
             if account != self.context.account:
                 self.context.check_seat(account, receipt, entry.signature)
             self.receipts[account, entry.slot, entry.nonce] = Receipt(
-                account=slot.account,
+                account=holder,
                 slot=entry.slot,
                 nonce=entry.nonce,
                 verifier=account,
@@ -133,7 +147,7 @@ class Payroll:
         """
         c, escrow = self.context, self.escrow
         money = await asyncio.to_thread(escrow.money, c.job_id)
-        convicts = sorted({c.slots[slot].account for slot, _ in self.offences})
+        convicts = sorted({self.holders[key] for key in self.offences})
         claimed = {a: await asyncio.to_thread(escrow.claimed, c.job_id, a) for a in convicts}
         amounts = self.amounts(money.allowance, claimed)
         root = amounts.tree(c.job_id, keccak256).root

@@ -15,6 +15,7 @@ from sentinel_market.domain import step_record
 from sentinel_market.domain.messages import AggregateCommitment
 from sentinel_market.errors import PeerGone, ProtocolError
 from sentinel_market.models.init import init_flat
+from sentinel_market.models.jobs import optimizer_config
 from sentinel_market.models.layout import layout
 from sentinel_market.models.optimizer import decay_mask, step_
 from sentinel_market.models.sketch import Sketch
@@ -22,7 +23,7 @@ from sentinel_market.wire import relay_pb2 as pb
 from sentinel_market.wire.tensors import decode, encode, encoded_hash, pair_hash, tensor_hash
 from verifier.check import robust
 from verifier.check.tolerance import compare_sketch
-from verifier.context import SeatContext, optimizer_config
+from verifier.context import SeatContext
 from verifier.meter import Meter
 from verifier.relay import Relay, WorkerSession
 from verifier.step import SlotSession, StepState, union_of

@@ -46,6 +46,8 @@ class WorkerSession:
         self.stage = context.stage_of(slot.slot)
         self.ready: tuple[int, bytes] | None = None
         """(step, weights hash) as last announced; a worker that follows the weights stream need not repeat it."""
+        self.fresh: Callable[[int], bool] = lambda _step: True
+        """Whether a worker that is ready for this step can still follow the run."""
         self.closed = False
         self.suspended_until = 0.0
         self.in_flight = 0
@@ -127,8 +129,9 @@ class WorkerSession:
         elif kind == "refusal":
             self._refused(message.refusal)
         elif kind == "ready":
-            self.ready = (message.ready.step, message.ready.weights_hash)
-            self.suspended_until = 0.0
+            if self.fresh(message.ready.step):
+                self.ready = (message.ready.step, message.ready.weights_hash)
+                self.suspended_until = 0.0
         elif kind != "bye":
             raise ProtocolError("message", f"an open session takes no {kind}")
 
@@ -179,10 +182,10 @@ class Relay:
         context: SeatContext,
         on_envelope: SeatHandler,
         on_session: Callable[[WorkerSession], None],
-        slot_of: Callable[[int], SlotInfo | None],
+        slot_of: Callable[[int, int], Awaitable[SlotInfo | None]],
         turned_away: Callable[[int, int], str | None],
     ) -> None:
-        """``slot_of(slot)``: its present holder as the chain says. ``turned_away(slot, nonce)``: why this holder
+        """``slot_of(slot, nonce)``: its present holder as the chain says. ``turned_away(slot, nonce)``: why this holder
         gets no session, or None."""
         self.context = context
         self.sessions: dict[int, WorkerSession] = {}
@@ -273,7 +276,7 @@ class Relay:
             raise ProtocolError("version", f"this seat speaks wire version {WIRE_VERSION}, not {hello.version}")
         if hello.job_id != context.job_id:
             raise ProtocolError("job", f"this seat serves job {context.job_id}, not {hello.job_id}")
-        slot = self._slot_of(hello.slot)
+        slot = await self._slot_of(hello.slot, hello.nonce)
         if slot is None:
             raise ProtocolError("slot", f"job {context.job_id} has no slot {hello.slot}")
         if int(slot.hot_key, 16) == 0 or slot.nonce != hello.nonce:

@@ -114,11 +114,14 @@ class Seat:
         self.last_validation: float | None = None
         self._refresh_slots = refresh_slots
         self._refreshed = 0.0
+        self._refreshing = asyncio.Lock()
         self._distrusted: dict[tuple[int, int], str] = {}
         self._accusations: set[asyncio.Task[None]] = set()
         self._cases: set[asyncio.Task[None]] = set()
         self._pending_receipts: dict[int, pb.Receipt] = {}
         self._series: dict[int, list[dict[str, object]]] = {}
+        self.worker_costs: dict[tuple[int, int], tuple[int, int]] = {}
+        """(slot, session) -> CPU microseconds of the worker's process, and of its hashing and signing for this seat"""
         self._secret = secrets.token_bytes(32)
         self._next_secret = secrets.token_bytes(32)
         self._started: set[str] = set()
@@ -349,6 +352,8 @@ class Seat:
                 signatures[account] = theirs.signature
             else:
                 log.warning("seat %s signed another record of step %d", account, state.step)
+            if not self.payroll.knows(theirs):
+                await self.refresh()
             self.payroll.hear(account, theirs)
         if len(signatures) < c.quorum:
             raise Fatal(f"the seats disagree about step {state.step}: {len(signatures)} of {c.quorum} signed alike")
@@ -602,8 +607,23 @@ class Seat:
 
     # ---- workers
 
-    def _slot_of(self, slot: int) -> SlotInfo | None:
-        return self.context.slots.get(slot)
+    async def _slot_of(self, slot: int, nonce: int) -> SlotInfo | None:
+        """The holder of a slot; the chain is asked again when a worker names another nonce than the known one."""
+        known = self.context.slots.get(slot)
+        if known is not None and (known.nonce != nonce or int(known.hot_key, 16) == 0):
+            await self.refresh()
+            known = self.context.slots.get(slot)
+        return known
+
+    async def refresh(self) -> None:
+        """Read the slots from the chain; at most once a second, since strangers can make us ask."""
+        async with self._refreshing:
+            if time.monotonic() - self._refreshed < 1.0:
+                return
+            slots = await asyncio.to_thread(self._refresh_slots)
+            self._refreshed = time.monotonic()
+            self.context.slots.update(slots)
+            self.payroll.meet(slots.values())
 
     def _turned_away(self, slot: int, nonce: int) -> str | None:
         quarantine = self.quarantined.get((slot, nonce))
@@ -611,6 +631,8 @@ class Seat:
 
     def _on_session(self, session: WorkerSession) -> None:
         log.info("slot %d: session open", session.slot.slot)
+        # One that was ready a moment ago follows by itself; an older one is no use before it has joined again.
+        session.fresh = lambda step: step >= self.step - 2
         reducer = self.reducers.get(session.stage)
         if reducer is None or self.last is None:
             return
@@ -673,6 +695,8 @@ class Seat:
                 "total": str(amounts.total),
                 "amounts": {account: str(amount) for account, amount in amounts.amounts.items()},
                 "earned": {account: str(amount) for account, amount in amounts.earned.items()},
+                "root": amounts.tree(self.context.job_id, keccak256).root.hex(),
+                "record": self.last.hash.hex(),
                 "transaction": transaction,
                 "finish": closing,
                 "checkpoint": self.last.record.checkpoint.hex(),
@@ -738,6 +762,8 @@ class Seat:
             log.info("step %s slot %d SUSPECT: %s", where.get("step"), slot, verdict.reason)
 
     def _report_step(self, state: StepState, dones: dict[str, pb.Done]) -> None:
+        for session in self.relay.sessions.values():
+            self.worker_costs[session.id] = (session.process_micros, session.overhead_micros)
         if self.context.me != assignment.lead_of(self.context.live):
             return
         training = self.context.spec.training

@@ -51,6 +51,7 @@ class StageRunner:
     attack: ScheduledAttack | None = None
     step: int = -1
     weights_hash: bytes = b""
+    first_attacked_step: int | None = None
     summed: dict[bytes, int] = field(default_factory=dict)
     """Digests of the backward commitments in the accumulator, to their microbatch."""
 
@@ -143,7 +144,10 @@ class StageRunner:
             rng=self.attack.rng,
             memory=self.attack.memory,
         )
-        return self.attack.apply(tensor, context)
+        sent = self.attack.apply(tensor, context)
+        if sent is not tensor and self.first_attacked_step is None:
+            self.first_attacked_step = self.step
+        return sent
 
     def gradient(self) -> torch.Tensor:
         """A copy of the accumulator [N]."""

@@ -25,6 +25,7 @@ from sentinel_market.domain.job_spec import JobSpec, parse_job
 from sentinel_market.domain.quote import QuoteParams
 from sentinel_market.errors import Fatal, PeerGone
 from sentinel_market.models.init import init_flat
+from sentinel_market.models.jobs import frame_shapes, model_config
 from sentinel_market.ports import (
     CaseInfo,
     Deployment,
@@ -36,7 +37,7 @@ from sentinel_market.ports import (
     SlotState,
 )
 from sentinel_market.wire.tensors import encode, encoded_hash
-from verifier.context import SeatContext, check_policy, frame_shapes, model_config
+from verifier.context import SeatContext, check_policy
 from verifier.seat import Outside, Seat
 from worker.compute import StageRunner
 from worker.session import Worker, WorkerContext
@@ -59,7 +60,7 @@ def job_toml(
     policy: str = "screen+confirm+audit",
     seats: int = 3,
     quorum: int = 2,
-    epoch_steps: int = 100,
+    epoch_steps: int = 0,
     warmup_steps: int = 10,
     audit_ppm: int = 10_000,
     warmup_audit_ppm: int = 100_000,
@@ -70,6 +71,8 @@ def job_toml(
     extra: str = "",
 ) -> str:
     kind = "text" if path else "stdlib"
+    if not policy.endswith("+audit"):
+        audit_ppm = warmup_audit_ppm = 0
     return f"""
 name = "mesh"
 seed = {seed}
@@ -88,7 +91,7 @@ steps = {steps}
 microbatches = {microbatches}
 microbatch_size = 4
 learning_rate = 0.003
-epoch_steps = {epoch_steps}
+epoch_steps = {epoch_steps or steps}
 validation_sequences = 8
 [parallelism]
 stages = {stages}
@@ -210,9 +213,7 @@ class MemoryEscrow:
         self.finished = 0
 
     def money(self, job_id: int) -> Money:
-        return Money(
-            last_epoch=len(self.roots), total=self.roots[-1][2] if self.roots else 0, allowance=2**127
-        )
+        return Money(last_epoch=len(self.roots), total=self.roots[-1][2] if self.roots else 0, allowance=2**127)
 
     def claimed(self, job_id: int, account: str) -> int:
         return 0
@@ -229,9 +230,7 @@ class MemoryEscrow:
         self.roots.append((epoch, root, total))
         return "0x00"
 
-    def finish(
-        self, job_id: int, epoch: int, record_hash: bytes, signatures: Sequence[tuple[int, bytes]]
-    ) -> str:
+    def finish(self, job_id: int, epoch: int, record_hash: bytes, signatures: Sequence[tuple[int, bytes]]) -> str:
         self.finished = epoch
         return "0x00"
 

@@ -1,0 +1,136 @@
+"""What a seat tells the world: a JSON-lines log of its own, and the coordinator for those who watch.
+
+Neither may ever hold up a step: a thread writes, and what the coordinator does not take is logged and dropped.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from sentinel_market.errors import SentinelError
+from sentinel_market.wire import dto
+from sentinel_market.wire.http_client import CoordinatorClient
+
+log = logging.getLogger("verifier")
+
+
+class SeatEvents:
+    """The ``Events`` port. ``close`` waits until everything is written."""
+
+    def __init__(self, path: Path, coordinator: CoordinatorClient, job_id: int, nonce_of: Callable[[int], int]) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
+        self._coordinator = coordinator
+        self._job_id = job_id
+        self._nonce_of = nonce_of
+        self._bans = 0
+        self._quarantines = 0
+        self._jobs: queue.SimpleQueue[tuple[str, dict[str, object]] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, daemon=True, name="events")
+        self._thread.start()
+
+    def step(self, data: Mapping[str, object]) -> None:
+        self._jobs.put(("step", dict(data)))
+
+    def verdict(self, data: Mapping[str, object]) -> None:
+        self._jobs.put(("verdict", dict(data)))
+
+    def settlement(self, data: Mapping[str, object]) -> None:
+        self._jobs.put(("settlement", dict(data)))
+
+    def close(self, time_limit: float = 10.0) -> None:
+        self._jobs.put(None)
+        self._thread.join(time_limit)
+
+    def _run(self) -> None:
+        with self._path.open("a", encoding="utf-8") as out:
+            while (job := self._jobs.get()) is not None:
+                topic, data = job
+                print(json.dumps({"topic": topic, "at": time.time(), **data}), file=out, flush=True)
+                try:
+                    self._publish(topic, data)
+                except SentinelError as error:
+                    log.warning("the coordinator did not take a %s: %s", topic, error)
+                except (ValueError, KeyError, TypeError):
+                    log.exception("a %s could not be told", topic)
+
+    def _publish(self, topic: str, data: dict[str, object]) -> None:
+        if topic == "step":
+            self._publish_step(data)
+        elif topic == "verdict":
+            self._publish_verdict(data)
+        elif data.get("transaction"):
+            self._publish_settlement(data)
+
+    def _publish_step(self, data: dict[str, object]) -> None:
+        self._quarantines = int(str(data.get("quarantines", self._quarantines)))
+        self._coordinator.post_metrics(
+            dto.StepMetrics(
+                job_id=self._job_id,
+                step=int(str(data["step"])),
+                issued=_now(),
+                loss=_number(data.get("loss")),
+                tokens=int(str(data.get("tokens", 0))),
+                tokens_per_second=_number(data.get("tokens_per_second")) or 0.0,
+                suspects=int(str(data.get("suspects", 0))),
+                quarantines=self._quarantines,
+                bans=self._bans,
+                validation_loss=_number(data.get("validation_loss")),
+            )
+        )
+
+    def _publish_verdict(self, data: dict[str, object]) -> None:
+        kinds: dict[str, dto.VerdictName] = {
+            "quarantined": "quarantine",
+            "executed": "violation",
+            "false alarm": "false-alarm",
+        }
+        kind = kinds.get(str(data["kind"]))
+        self._bans += data["kind"] == "executed"
+        if kind is None:
+            return
+        slot = int(str(data["slot"]))
+        reason = str(data.get("reason") or f"slashed and banned by {data.get('transaction', 'the court')}")
+        self._coordinator.post_verdicts(
+            self._job_id,
+            [
+                dto.VerdictEvent(
+                    step=int(str(data["step"])),
+                    slot=slot,
+                    nonce=self._nonce_of(slot),
+                    kind=kind,
+                    reason=reason[:500],
+                    issued=_now(),
+                )
+            ],
+        )
+
+    def _publish_settlement(self, data: dict[str, object]) -> None:
+        amounts = data["amounts"]
+        assert isinstance(amounts, dict)
+        self._coordinator.post_settlement(
+            dto.SettlementProposal(
+                job_id=self._job_id,
+                epoch=int(str(data["epoch"])),
+                root=str(data["root"]),
+                total=str(data["total"]),
+                step_record_hash=str(data["record"]),
+                leaves=[
+                    dto.SettlementLeaf(account=account, cumulative=str(amount)) for account, amount in amounts.items()
+                ],
+            )
+        )
+
+
+def _number(value: object) -> float | None:
+    return None if value is None else float(str(value))
+
+
+def _now() -> int:
+    return int(time.time() * 1000)
