@@ -157,7 +157,7 @@ contract JobEscrow is EIP712, ReentrancyGuardTransient, ActiveClock, IJobEscrow 
         uint256 cumulative,
         bytes32[] calldata proof
     ) external nonReentrant returns (uint256 amount) {
-        Root memory root = _roots[jobId][epoch];
+        Root storage root = _roots[jobId][epoch];
         if (root.activeAt == 0) revert UnknownRoot(jobId, epoch);
         if (_now() < root.activeAt) revert RootNotActive(root.activeAt, _now());
         (, uint32 openCases, uint64 minEpoch, ) = _market.accountInJob(jobId, account);

@@ -3,7 +3,7 @@ pragma solidity ^0.8.28;
 
 import {AccessManaged} from "@openzeppelin/contracts/access/manager/AccessManaged.sol";
 import {JobTerms} from "./interfaces/IJobMarket.sol";
-import {CaseTerms, IMarketParams, Params} from "./interfaces/IMarketParams.sol";
+import {CaseTerms, IMarketParams, Params, SplitTerms} from "./interfaces/IMarketParams.sol";
 import {TermsLib} from "./libraries/TermsLib.sol";
 
 /// @title MarketParams
@@ -47,6 +47,12 @@ contract MarketParams is AccessManaged, IMarketParams {
     function caseTerms(uint32 version) external view returns (CaseTerms memory) {
         Params storage p = _set(version);
         return CaseTerms(p.collect, p.appeal, p.slashBadComputeBps, p.gammaBps, p.quorumStakeBps, p.minBond);
+    }
+
+    /// @inheritdoc IMarketParams
+    function splitTerms(uint32 version) external view returns (SplitTerms memory) {
+        Params storage p = _set(version);
+        return SplitTerms(p.verifierShareBps, p.submitterShareBps, p.spamFeeBps, p.treasury);
     }
 
     /// @inheritdoc IMarketParams

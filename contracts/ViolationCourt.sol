@@ -8,7 +8,7 @@ import {SafeCast} from "@openzeppelin/contracts/utils/math/SafeCast.sol";
 import {ActiveClock} from "./ActiveClock.sol";
 import {IJobEscrow} from "./interfaces/IJobEscrow.sol";
 import {CaseSubject, IJobMarket, Job, Seat, SeatState, SlashSplit} from "./interfaces/IJobMarket.sol";
-import {CaseTerms, IMarketParams, Params} from "./interfaces/IMarketParams.sol";
+import {CaseTerms, IMarketParams, SplitTerms} from "./interfaces/IMarketParams.sol";
 import {IStakeVault} from "./interfaces/IStakeVault.sol";
 import {Accusation, Case, CaseState, IViolationCourt, ViolationKind, Vote} from "./interfaces/IViolationCourt.sol";
 import {CaseLib} from "./libraries/CaseLib.sol";
@@ -252,19 +252,19 @@ contract ViolationCourt is EIP712, ActiveClock, IViolationCourt {
     }
 
     function _split(Case storage own, uint256 amount) private view returns (SlashSplit memory split) {
-        Params memory params = _params.get(own.paramsVersion);
-        split.treasury = params.treasury;
+        SplitTerms memory terms = _params.splitTerms(own.paramsVersion);
+        split.treasury = terms.treasury;
         (, split.toReporters, split.toSubmitter, split.toTreasury) = PayMath.split(
             amount,
             own.reporters,
-            params.verifierShareBps,
-            params.submitterShareBps,
+            terms.verifierShareBps,
+            terms.submitterShareBps,
             _escrow.claimed(own.jobId, own.accused)
         );
     }
 
     function _payFee(uint256 lockId, Case storage own) private returns (uint256 fee) {
-        fee = Math.mulDiv(own.bond, _params.get(own.paramsVersion).spamFeeBps, PayMath.BPS, Math.Rounding.Ceil);
+        fee = Math.mulDiv(own.bond, _params.splitTerms(own.paramsVersion).spamFeeBps, PayMath.BPS, Math.Rounding.Ceil);
         address[] memory recipients = new address[](1);
         uint256[] memory amounts = new uint256[](1);
         (recipients[0], amounts[0]) = (own.accused, fee);

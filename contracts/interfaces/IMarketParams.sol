@@ -50,6 +50,14 @@ struct CaseTerms {
     uint128 minBond;
 }
 
+/// @notice The part of a set that the end of a case needs.
+struct SplitTerms {
+    uint16 verifierShareBps;
+    uint16 submitterShareBps;
+    uint16 spamFeeBps;
+    address treasury;
+}
+
 /// @title Versioned market parameters
 /// @notice Append-only: a version, once added, never changes, and a job keeps the version it was posted with.
 interface IMarketParams {
@@ -78,6 +86,9 @@ interface IMarketParams {
 
     /// @notice What a case needs of a set.
     function caseTerms(uint32 version) external view returns (CaseTerms memory);
+
+    /// @notice What the end of a case needs of a set.
+    function splitTerms(uint32 version) external view returns (SplitTerms memory);
 
     /// @notice Reverts with BadTerm unless the terms of a job are in bounds under the set that they name.
     function requireTerms(JobTerms calldata terms, uint64 nowAt) external view;
