@@ -284,6 +284,9 @@ def test_framing_is_inadmissible(name: str, world: World, tmp_path: Path) -> Non
 def test_what_the_caller_knows_better_wins(world: World, tmp_path: Path) -> None:
     write_bundle(tmp_path, world.bundle(0, FORWARD, lambda t: -t))
     good = {
+        "expected_layout": (NUM_STAGES, NUM_REPLICAS),
+        "expected_tolerance": Tolerance(),
+        "expected_signers": {0: KEYS[0].address, 1: KEYS[1].address},
         "expected_domain": DOMAIN,
         "expected_signer": KEYS[0].address,
         "data_hashes": frozenset({tensor_hash(world.inputs[0])}),
@@ -292,6 +295,9 @@ def test_what_the_caller_knows_better_wins(world: World, tmp_path: Path) -> None
     for wrong in (
         {"expected_domain": replace(DOMAIN, chain_id=1)},
         {"expected_signer": KEYS[1].address},
+        {"expected_signers": {0: KEYS[1].address}, "expected_signer": None},
+        {"expected_layout": (NUM_STAGES, NUM_REPLICAS + 1)},
+        {"expected_tolerance": Tolerance(relative_e6=101)},
         {"data_hashes": frozenset({bytes(32)})},
     ):
         assert replay_bundle(tmp_path, **(good | wrong)).verdict.kind is VerdictKind.INCONCLUSIVE  # type: ignore[arg-type]

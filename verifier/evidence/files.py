@@ -1,0 +1,284 @@
+"""Bundles to directories and tars, and back from a stranger's."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import tarfile
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import blake3
+import torch
+
+from sentinel_market.chain.eip712 import Domain
+from sentinel_market.domain.messages import FrameCommitment
+from sentinel_market.errors import ConfigError, ProtocolError
+from sentinel_market.models.config import ModelConfig
+from sentinel_market.wire.tensors import decode, encode, encoded_hash
+from verifier.check.policy import Policy
+from verifier.check.tolerance import Tolerance
+from verifier.check.verdict import Verdict
+from verifier.evidence.bundle import Bundle, SignedCommitment, SignedReplay
+
+VERSION = 1
+MANIFEST = "manifest.json"
+MAX_MANIFEST_BYTES = 1 << 20
+MAX_FILES = 64
+MAX_STAGES = 4096
+_TENSOR_FILES = ("input", "incoming", "output", "sketch", "recompute", "recompute_sketch")
+_NAME = re.compile(
+    r"manifest\.json|(?:input|incoming|output|sketch|recompute|recompute_sketch)\.snt"
+    r"|replays/[0-9]{1,2}\.(?:output|sketch)\.snt|weights/[0-9a-f]{64}\.snt"
+)
+
+
+def write_bundle(directory: Path, bundle: Bundle, *, weights_directory: Path | None = None) -> bytes:
+    """Write ``bundle`` and return its digest (32 bytes). The weights go to ``weights_directory`` if one is given
+    (shared by the bundles of a step), else under ``directory``; their digest is in the manifest either way."""
+    directory.mkdir(parents=True, exist_ok=True)
+    files: dict[str, bytes] = {}
+    for name in _TENSOR_FILES:
+        tensor = getattr(bundle, name)
+        if tensor is not None:
+            files[f"{name}.snt"] = encode(tensor)
+    for index, replay in enumerate(bundle.replays):
+        if replay.output is not None:
+            files[f"replays/{index}.output.snt"] = encode(replay.output)
+        if replay.sketch is not None:
+            files[f"replays/{index}.sketch.snt"] = encode(replay.sketch)
+    for name, data in files.items():
+        path = directory / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(data)
+    if bundle.weights is not None:
+        data = encode(bundle.weights)
+        path = (weights_directory or directory / "weights") / f"{encoded_hash(data).hex()}.snt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
+            path.write_bytes(data)
+    manifest = _manifest(bundle, {name: encoded_hash(data).hex() for name, data in files.items()})
+    text = json.dumps(manifest, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
+    (directory / MANIFEST).write_bytes(text)
+    return blake3.blake3(text).digest()
+
+
+def _manifest(bundle: Bundle, files: dict[str, str]) -> dict[str, object]:
+    message = bundle.commitment.message
+    return {
+        "version": VERSION,
+        "job_id": message.job_id,
+        "slot": message.slot,
+        "nonce": message.nonce,
+        "stage": bundle.stage,
+        "step": message.step,
+        "microbatch": message.microbatch,
+        "direction": message.direction,
+        "kind": bundle.kind,
+        "num_stages": bundle.num_stages,
+        "num_replicas": bundle.num_replicas,
+        "domain": asdict(bundle.domain),
+        "model": {k: repr(v) if isinstance(v, float) else v for k, v in asdict(bundle.model).items()},
+        "commitment": _signed_to_json(bundle.commitment),
+        "upstream": [_signed_to_json(one) for one in bundle.upstream],
+        "incoming_sketch_hash": None if bundle.incoming_sketch_hash is None else bundle.incoming_sketch_hash.hex(),
+        "replays": [_signed_to_json(one.commitment) for one in bundle.replays],
+        "policy": bundle.policy.to_json(),
+        "tolerance": bundle.tolerance.to_json(),
+        "screening": bundle.screening.to_json(),
+        "verdict": bundle.verdict.to_json(),
+        "versions": dict(bundle.versions),
+        "files": files,
+    }
+
+
+def _signed_to_json(signed: SignedCommitment) -> dict[str, object]:
+    message = {k: v.hex() if isinstance(v, bytes) else v for k, v in asdict(signed.message).items()}
+    return {"message": message, "signature": signed.signature.hex(), "signer": signed.signer}
+
+
+def bundle_digest(directory: Path) -> bytes:
+    """BLAKE3 of the manifest, which names the digest of every file."""
+    return blake3.blake3(_manifest_bytes(directory)).digest()
+
+
+def _manifest_bytes(directory: Path) -> bytes:
+    path = directory / MANIFEST
+    if not path.is_file() or path.stat().st_size > MAX_MANIFEST_BYTES:
+        raise ProtocolError("evidence", f"no {MANIFEST} of at most {MAX_MANIFEST_BYTES} bytes in the bundle")
+    return path.read_bytes()
+
+
+def read_bundle(source: Path, *, weights_directory: Path | None = None, max_bytes: int = 2 << 30) -> Bundle:
+    """Read a bundle's directory. Every file is held against its digest; anything odd is ProtocolError("evidence").
+
+    Weights that are not there (neither in the bundle nor in ``weights_directory``) leave ``weights`` None.
+    """
+    try:
+        data = json.loads(_manifest_bytes(source))
+        if not isinstance(data, dict) or data.get("version") != VERSION:
+            raise ProtocolError("evidence", f"not a version {VERSION} manifest")
+        return _read(source, data, weights_directory, max_bytes)
+    except ProtocolError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, ConfigError, OSError, RecursionError) as error:
+        raise ProtocolError("evidence", f"the manifest does not hold together: {error!r}"[:300]) from error
+
+
+def _read(source: Path, data: dict[str, Any], weights_directory: Path | None, max_bytes: int) -> Bundle:
+    files = data["files"]
+    if not isinstance(files, dict) or len(files) > MAX_FILES:
+        raise ProtocolError("evidence", f"a bundle lists at most {MAX_FILES} files")
+
+    def load(name: str) -> torch.Tensor | None:
+        return _load(source / name, files[name], max_bytes) if name in files else None
+
+    replays = tuple(
+        SignedReplay(
+            commitment=_signed_from_json(one),
+            output=load(f"replays/{index}.output.snt"),
+            sketch=load(f"replays/{index}.sketch.snt"),
+        )
+        for index, one in enumerate(data["replays"][:MAX_FILES])
+    )
+    commitment = _signed_from_json(data["commitment"])
+    given = load("input.snt")
+    if given is None:
+        raise ProtocolError("evidence", "the bundle has no input.snt")
+    weights: torch.Tensor | None = None
+    name = f"{commitment.message.weights_hash.hex()}.snt"
+    for path in (source / "weights" / name, *([weights_directory / name] if weights_directory else [])):
+        if weights is None and path.is_file():
+            weights = _load(path, commitment.message.weights_hash.hex(), max_bytes)
+    sketch_hash = data["incoming_sketch_hash"]
+    bundle = Bundle(
+        domain=_typed(Domain, data["domain"]),
+        model=_model(data["model"]),
+        num_stages=_count(data["num_stages"]),
+        num_replicas=_count(data["num_replicas"]),
+        commitment=commitment,
+        upstream=tuple(_signed_from_json(one) for one in data["upstream"][:MAX_FILES]),
+        incoming_sketch_hash=None if sketch_hash is None else bytes.fromhex(sketch_hash),
+        replays=replays,
+        kind=str(data["kind"]),
+        policy=Policy.from_json(data["policy"]),
+        tolerance=_typed(Tolerance, data["tolerance"]),
+        screening=Verdict.from_json(data["screening"]),
+        verdict=Verdict.from_json(data["verdict"]),
+        input=given,
+        incoming=load("incoming.snt"),
+        output=load("output.snt"),
+        sketch=load("sketch.snt"),
+        recompute=load("recompute.snt"),
+        recompute_sketch=load("recompute_sketch.snt"),
+        weights=weights,
+        versions={str(k): str(v) for k, v in data["versions"].items()},
+    )
+    message = commitment.message
+    for key in ("job_id", "slot", "nonce", "step", "microbatch", "direction"):
+        if data[key] != getattr(message, key):
+            raise ProtocolError("evidence", f"{key} {data[key]!r} is not the commitment's {getattr(message, key)}")
+    if data["stage"] != bundle.stage or bundle.stage >= bundle.num_stages or message.direction not in (0, 1):
+        raise ProtocolError("evidence", f"slot {message.slot} is no slot of stage {data['stage']!r}")
+    return bundle
+
+
+def _count(value: object) -> int:
+    if type(value) is not int or not 1 <= value <= MAX_STAGES:
+        raise ProtocolError("evidence", f"{value!r} is no number of stages or replicas")
+    return value
+
+
+def _load(path: Path, expected: str, max_bytes: int) -> torch.Tensor:
+    if path.is_symlink() or not path.is_file() or path.stat().st_size > max_bytes:
+        raise ProtocolError("evidence", f"{path.name} is missing, a link, or larger than {max_bytes} bytes")
+    data = path.read_bytes()
+    if encoded_hash(data).hex() != expected:
+        raise ProtocolError("evidence", f"{path.name} is not what the manifest names: its digest differs")
+    return decode(data, max_bytes=max_bytes)
+
+
+def _typed(cls: type[Any], data: object) -> Any:
+    """A flat dataclass of strings and integers from JSON, every field present and of its type, nothing else."""
+    if not isinstance(data, dict) or set(data) != {f.name for f in fields(cls)}:
+        raise ProtocolError("evidence", f"{cls.__name__} has exactly the fields {[f.name for f in fields(cls)]}")
+    values: dict[str, object] = {}
+    for item in fields(cls):
+        value = data[item.name]
+        if item.type == "bytes":
+            value = bytes.fromhex(value)
+        elif (item.type == "int") != (type(value) is int) or (item.type == "str") != isinstance(value, str):
+            raise ProtocolError("evidence", f"{cls.__name__}.{item.name} = {value!r} is no {item.type}")
+        values[item.name] = value
+    return cls(**values)
+
+
+def _signed_from_json(data: Any) -> SignedCommitment:
+    signer = data["signer"]
+    if not isinstance(signer, str):
+        raise ProtocolError("evidence", "signer must be an address")
+    message: FrameCommitment = _typed(FrameCommitment, data["message"])
+    return SignedCommitment(message=message, signature=bytes.fromhex(data["signature"]), signer=signer)
+
+
+def _model(data: Any) -> ModelConfig:
+    values: dict[str, Any] = {}
+    for item in fields(ModelConfig):
+        value = data[item.name]
+        values[item.name] = float(value) if item.type == "float" else value
+        if item.type == "int" and type(value) is not int:
+            raise ProtocolError("evidence", f"model.{item.name} = {value!r} is no integer")
+    config = ModelConfig(**values)
+    problems = config.validate()
+    if problems:
+        raise ProtocolError("evidence", f"model: {'; '.join(problems)}")
+    return config
+
+
+def pack(directory: Path) -> bytes:
+    """The bundle as an uncompressed tar, the same bytes for the same files: sorted, no times, no owners."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        for path in sorted(directory.rglob("*")):
+            name = path.relative_to(directory).as_posix()
+            if path.is_symlink() or not path.is_file() or not _NAME.fullmatch(name):
+                continue
+            data = path.read_bytes()
+            info = tarfile.TarInfo(name)
+            info.size, info.mode = len(data), 0o644
+            tar.addfile(info, io.BytesIO(data))
+    return out.getvalue()
+
+
+def unpack(data: bytes, directory: Path, *, max_bytes: int = 2 << 30) -> None:
+    """Write a stranger's tar into ``directory``: only names that a bundle has, only plain files, no duplicates, at most
+    64 files and ``max_bytes`` together. ProtocolError("evidence") otherwise, before anything is written."""
+    if len(data) > max_bytes + (MAX_FILES + 20) * 1024:
+        raise ProtocolError("evidence", f"a tar of {len(data)} bytes, at most {max_bytes} are taken")
+    found: dict[str, bytes] = {}
+    total = 0
+    try:
+        with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as tar:
+            for member in tar:
+                plain = member.type in (tarfile.REGTYPE, tarfile.AREGTYPE) and member.sparse is None
+                total += member.size
+                if not plain or not _NAME.fullmatch(member.name) or member.name in found:
+                    raise ProtocolError("evidence", f"a bundle holds no {member.name!r:.80}")
+                if total > max_bytes or len(found) >= MAX_FILES:
+                    raise ProtocolError("evidence", f"more than {max_bytes} bytes or {MAX_FILES} files")
+                stream = tar.extractfile(member)
+                found[member.name] = b"" if stream is None else stream.read()
+                if len(found[member.name]) != member.size:
+                    raise ProtocolError("evidence", f"{member.name} is cut short")
+    except (tarfile.TarError, ValueError, OSError, EOFError) as error:
+        raise ProtocolError("evidence", f"not a tar: {error}"[:200]) from error
+    if MANIFEST not in found:
+        raise ProtocolError("evidence", f"the tar holds no {MANIFEST}")
+    for name, content in found.items():
+        path = directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_symlink() or path.parent.is_symlink():
+            raise ProtocolError("evidence", f"{name} would be written through a link")
+        path.write_bytes(content)
