@@ -80,8 +80,8 @@ def check_corpus(spec: JobSpec) -> Corpus:
     ):
         if wanted and found != wanted:
             raise ConfigError(
-                f"the {name} data here has digest {found[:16]}..., the job was posted with {wanted[:16]}...: this is "
-                f"Python {platform.python_version()}, the job's data was read under {data.python or 'another version'}; "
+                f"the {name} data here has digest {found[:16]}..., the job was posted with {wanted[:16]}...; here is "
+                f"Python {platform.python_version()}, the data was posted under {data.python or 'another one'}; "
                 "use the same data (for stdlib: the same Python version)"
             )
     return corpus

@@ -8,16 +8,40 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from sentinel_market.chain.eip712 import keccak256
+from sentinel_market.domain import assignment
 from sentinel_market.domain.messages import JobFinish, Settlement, WorkReceipt
 from sentinel_market.domain.quote import QuoteParams
 from sentinel_market.domain.settlement import Amounts, Receipt, SeatWork, settle
 from sentinel_market.errors import PeerGone, ProtocolError
-from sentinel_market.ports import Escrow, SlotInfo
+from sentinel_market.ports import Escrow, Money, SlotInfo
 from sentinel_market.wire import relay_pb2 as pb
 from verifier.context import SeatContext
 from verifier.peers import Peers
 
 log = logging.getLogger("verifier")
+
+EXTRA_ROOTS = 1000
+"""Roots beyond one a step that a seat may ask to be repaid: the last ones wait for the rate cap."""
+
+
+@dataclass(frozen=True)
+class _Owed:
+    """Receipts and offences as they stood at the end of an epoch."""
+
+    receipts: list[Receipt]
+    offences: dict[tuple[int, int], int]
+
+
+@dataclass(frozen=True)
+class Settled:
+    """A root that the escrow took."""
+
+    epoch: int
+    step: int
+    root: bytes
+    record_hash: bytes
+    amounts: Amounts
+    transaction: str
 
 
 @dataclass
@@ -38,8 +62,8 @@ class Payroll:
     reports: int = 0
     executions: int = 0
     settlements: int = 0
-    promised: Amounts | None = None
-    """The last root that this seat signed and the escrow took."""
+    _frozen: dict[int, _Owed] = field(default_factory=dict)
+    _signed: list[Amounts] = field(default_factory=list)
     holders: dict[tuple[int, int], str] = field(default_factory=dict)
     """(slot, nonce) -> account, past holders included"""
 
@@ -72,10 +96,16 @@ class Payroll:
             )
         return signed
 
-    def signed_work(self, message: pb.RecordSignature) -> None:
-        """Fill in what this seat did so far."""
-        message.driven, message.recomputes = self.driven, self.recomputes
-        message.reports, message.executions, message.settlements = self.reports, self.executions, self.settlements
+    def counts(self) -> pb.SeatCounts:
+        """What this seat did so far."""
+        return pb.SeatCounts(
+            account=self.context.account,
+            driven=self.driven,
+            recomputes=self.recomputes,
+            reports=self.reports,
+            executions=self.executions,
+            settlements=self.settlements,
+        )
 
     def hear(self, account: str, message: pb.RecordSignature) -> None:
         """Another seat's (or my own) receipts and counts of a step. Raises ProtocolError for a wrong signature."""
@@ -94,62 +124,78 @@ class Payroll:
                 step=message.step,
                 units=entry.units,
             )
-        self.works[account] = self._capped(
-            SeatWork(
-                account=account,
-                driven=message.driven,
-                recomputes=message.recomputes,
-                settlements=message.settlements,
-                reports=message.reports,
-                executions=message.executions,
-                bonds_settled=message.executions * self.context.quorum,
-            ),
-            message.step,
-        )
+        self.hear_counts(account, message.counts)
 
-    def _capped(self, work: SeatWork, step: int) -> SeatWork:
-        """Nobody checks another's count of recomputes, so it is bounded by what could be due: every frame once."""
-        training = self.context.spec.training
-        frames = 2 * self.context.num_stages * training.microbatches * (step + 1)
-        driven = len(self.context.my_microbatches()) if work.account == self.context.account else training.microbatches
-        return SeatWork(
-            account=work.account,
-            driven=min(work.driven, driven * (step + 1)),
-            recomputes=min(work.recomputes, frames),
-            settlements=min(work.settlements, step + 1),
-            reports=min(work.reports, len(self.offences)),
-            executions=min(work.executions, len(self.offences)),
-            bonds_settled=min(work.bonds_settled, len(self.offences) * self.context.quorum),
-        )
+    def hear_counts(self, account: str, counts: pb.SeatCounts) -> None:
+        """What a seat says that it did. It only grows."""
+        known = self.works.get(account)
+        if known is None or counts.driven >= known.driven:
+            self.works[account] = _work(account, counts, self.context.quorum)
+
+    def _check_works(self, step: int, works: list[SeatWork]) -> None:
+        """Nobody can check another's count of recomputes, so counts are bounded by what could be due. Raises
+        ProtocolError("root")."""
+        c, training = self.context, self.context.spec.training
+        if sorted(work.account for work in works) != sorted(c.hot_keys):
+            raise ProtocolError("root", "the proposal must count the work of every seat, once")
+        frames = 2 * c.num_stages * training.microbatches * (step + 1)
+        cases = len(self.offences)
+        for work in works:
+            seat = next(seat for seat in c.seats if seat.account == work.account)
+            driven = len(assignment.microbatches_of(seat.index, training.microbatches, c.live)) * (step + 1)
+            limits = (driven, frames, step + 1 + EXTRA_ROOTS, cases, cases)
+            counted = (work.driven, work.recomputes, work.settlements, work.reports, work.executions)
+            if any(had > limit for had, limit in zip(counted, limits, strict=True)):
+                raise ProtocolError("root", f"seat {work.account} counts {counted}, at most {limits} could be due")
+            if work.account == c.account and work.driven > self.driven:
+                raise ProtocolError("root", f"this seat drove {self.driven} microbatches, not {work.driven}")
 
     # ---- roots
 
-    def amounts(self, allowance: int | None, claimed: Mapping[str, int]) -> Amounts:
-        previous = self.promised
+    def freeze(self, step: int) -> None:
+        """Keep what is owed at the end of an epoch, so that its root can be signed while training goes on."""
+        self._frozen[step] = _Owed(list(self.receipts.values()), dict(self.offences))
+        for old in sorted(self._frozen)[:-4]:
+            del self._frozen[old]
+
+    def _amounts(
+        self, step: int, works: list[SeatWork], last_total: int, allowance: int, claimed: Mapping[str, int]
+    ) -> Amounts:
+        owed = self._frozen.get(step)
+        if owed is None:
+            raise ProtocolError("root", f"step {step} ends no epoch that this seat remembers")
+        # The escrow's total says which of the roots that were signed here it took: one may never have been sent.
+        previous = next((a for a in reversed(self._signed) if a.total == last_total), None)
+        if previous is None and last_total:
+            raise ProtocolError("root", f"the last root promises {last_total}; this seat signed none with that total")
         return settle(
             self.context.spec,
             self.params,
-            list(self.receipts.values()),
-            [self.works[account] for account in sorted(self.works)],
-            offences=self.offences,
+            owed.receipts,
+            works,
+            offences=owed.offences,
             previous=previous.amounts if previous else None,
-            previous_total=previous.total if previous else 0,
+            previous_total=last_total,
             claimed=claimed,
             allowance=allowance,
         )
 
-    async def propose(
-        self, peers: Peers, epoch: int, step: int, record_hash: bytes, *, finish: bool
-    ) -> tuple[Amounts, str, str]:
-        """Lead: read the cap, compute, collect q signatures, send. Returns (amounts, transaction, finish transaction).
+    async def propose(self, peers: Peers, step: int, record_hash: bytes) -> Settled | None:
+        """Lead: read the cap, compute, collect q signatures, send. None when there is nothing new to promise.
 
-        Raises PeerGone when fewer than q seats sign; the epoch's pay then comes with the next root.
+        Raises PeerGone when fewer than q seats sign, Rejected when the escrow refuses: that pay then comes with the
+        next root.
         """
         c, escrow = self.context, self.escrow
         money = await asyncio.to_thread(escrow.money, c.job_id)
-        convicts = sorted({self.holders[key] for key in self.offences})
+        convicts = sorted({self.holders[key] for key in self._frozen[step].offences})
         claimed = {a: await asyncio.to_thread(escrow.claimed, c.job_id, a) for a in convicts}
-        amounts = self.amounts(money.allowance, claimed)
+        counts = self._counts_of_all()
+        works = [_work(entry.account, entry, c.quorum) for entry in counts]
+        amounts = self._amounts(step, works, money.total, money.allowance, claimed)
+        if amounts.total == money.total:
+            return None
+        epoch = money.last_epoch + 1
         root = amounts.tree(c.job_id, keccak256).root
         proposal = pb.SettlementProposal(
             epoch=epoch,
@@ -159,41 +205,74 @@ class Payroll:
             step_record_hash=record_hash,
             allowance=str(money.allowance),
             claimed=[pb.Claimed(account=a, amount=str(v)) for a, v in claimed.items()],
-            finish=finish,
+            counts=counts,
         )
-        mine = self._sign(proposal)
-        signatures = {c.me: mine}
-        answers = await asyncio.gather(
-            *(self._ask(peers, seat.account, pb.SeatMessage(settlement=proposal)) for seat in c.others)
-        )
-        for seat, answer in zip(c.others, answers, strict=True):
-            if answer is not None and self._check(seat.account, proposal, answer):
-                signatures[seat.index] = answer
-        if len(signatures) < c.quorum:
-            raise PeerGone(f"{len(signatures)} of {c.quorum} seats signed the root of epoch {epoch}")
-        chosen = sorted(signatures.items())
+        signatures = await self._collect(peers, proposal, self._message(proposal), finish=False)
+        self._signed.append(amounts)
         transaction = await asyncio.to_thread(
-            escrow.submit_root,
-            c.job_id,
-            epoch,
-            root,
-            amounts.total,
-            record_hash,
-            [(index, answer.signature) for index, answer in chosen],
+            escrow.submit_root, c.job_id, epoch, root, amounts.total, record_hash, signatures
         )
         self.settlements += 1
-        closing = ""
-        if finish:
-            closing = await asyncio.to_thread(
-                escrow.finish, c.job_id, epoch, record_hash, [(index, a.finish_signature) for index, a in chosen]
+        return Settled(epoch, step, root, record_hash, amounts, transaction)
+
+    async def finish(self, peers: Peers, step: int, record_hash: bytes) -> str:
+        """Lead: close the job with q signatures; the last root of the escrow is its last. Returns the transaction."""
+        c = self.context
+        money = await asyncio.to_thread(self.escrow.money, c.job_id)
+        proposal = pb.SettlementProposal(
+            epoch=money.last_epoch,
+            step=step,
+            step_record_hash=record_hash,
+            total="0",
+            finish=True,
+            counts=self._counts_of_all(),
+        )
+        message = JobFinish(c.job_id, money.last_epoch, record_hash)
+        signatures = await self._collect(peers, proposal, message, finish=True)
+        return await asyncio.to_thread(self.escrow.finish, c.job_id, money.last_epoch, record_hash, signatures)
+
+    def _counts_of_all(self) -> list[pb.SeatCounts]:
+        found = []
+        for account in sorted(self.works):
+            work = self.works[account]
+            found.append(
+                pb.SeatCounts(
+                    account=account,
+                    driven=work.driven,
+                    recomputes=work.recomputes,
+                    reports=work.reports,
+                    executions=work.executions,
+                    settlements=work.settlements,
+                )
             )
-        return amounts, transaction, closing
+        return found
+
+    async def _collect(
+        self, peers: Peers, proposal: pb.SettlementProposal, message: Settlement | JobFinish, *, finish: bool
+    ) -> list[tuple[int, bytes]]:
+        c = self.context
+        domain = c.domain if finish else c.escrow_domain
+        signatures = {c.me: c.sign(message, domain)}
+        ask = pb.SeatMessage(settlement=proposal)
+        answers = await asyncio.gather(*(self._ask(peers, seat.account, ask) for seat in c.others))
+        for seat, answer in zip(c.others, answers, strict=True):
+            if answer is None:
+                continue
+            try:
+                c.check_seat(seat.account, message, answer.signature, domain)
+            except ProtocolError as error:
+                log.warning("seat %s signed something else: %s", seat.account, error)
+            else:
+                signatures[seat.index] = answer.signature
+        if len(signatures) < c.quorum:
+            raise PeerGone(f"{len(signatures)} of {c.quorum} seats signed the root of epoch {proposal.epoch}")
+        return sorted(signatures.items())
 
     async def _ask(self, peers: Peers, account: str, ask: pb.SeatMessage) -> pb.SettlementSignature | None:
         try:
             return (await peers.ask(account, ask, time_limit=30.0)).settlement_signature
         except (PeerGone, ProtocolError) as error:
-            log.warning("seat %s did not sign the root: %s", account, error)
+            log.warning("seat %s did not sign: %s", account, error)
             return None
 
     def _message(self, proposal: pb.SettlementProposal) -> Settlement:
@@ -201,45 +280,56 @@ class Payroll:
             self.context.job_id, proposal.epoch, proposal.root, int(proposal.total), proposal.step_record_hash
         )
 
-    def _sign(self, proposal: pb.SettlementProposal) -> pb.SettlementSignature:
-        c = self.context
-        finish = b""
-        if proposal.finish:
-            finish = c.sign(JobFinish(c.job_id, proposal.epoch, proposal.step_record_hash))
-        return pb.SettlementSignature(
-            signature=c.sign(self._message(proposal), c.escrow_domain), finish_signature=finish
-        )
-
-    def _check(self, account: str, proposal: pb.SettlementProposal, answer: pb.SettlementSignature) -> bool:
-        c = self.context
-        try:
-            c.check_seat(account, self._message(proposal), answer.signature, c.escrow_domain)
-            if proposal.finish:
-                message = JobFinish(c.job_id, proposal.epoch, proposal.step_record_hash)
-                c.check_seat(account, message, answer.finish_signature)
-        except ProtocolError as error:
-            log.warning("seat %s signed another root: %s", account, error)
-            return False
-        return True
-
     async def cosign(self, proposal: pb.SettlementProposal) -> pb.SettlementSignature:
         """Compute the same root from my own receipts and sign it. Raises ProtocolError("root") when it differs."""
         c = self.context
+        money = await asyncio.to_thread(self.escrow.money, c.job_id)
+        works = [_work(entry.account, entry, c.quorum) for entry in proposal.counts]
+        self._check_works(proposal.step, works)
+        if proposal.finish:
+            return self._cosign_finish(proposal, money, works)
         try:
-            allowance = int(proposal.allowance) if proposal.allowance else None
+            allowance, total = int(proposal.allowance), int(proposal.total)
             claimed = {entry.account: int(entry.amount) for entry in proposal.claimed}
-            total = int(proposal.total)
         except ValueError as error:
             raise ProtocolError("root", "amounts are decimal strings") from error
+        if proposal.epoch != money.last_epoch + 1:
+            raise ProtocolError("root", f"the next root is that of epoch {money.last_epoch + 1}, not {proposal.epoch}")
+        if allowance > money.allowance:
+            raise ProtocolError("root", f"the escrow admits {money.allowance} now, not {allowance}")
         for account, amount in claimed.items():
             drawn = await asyncio.to_thread(self.escrow.claimed, c.job_id, account)
             if amount > drawn:
                 raise ProtocolError("root", f"{account} has drawn {drawn}, not {amount}")
-        amounts = self.amounts(allowance, claimed)
+        amounts = self._amounts(proposal.step, works, money.total, allowance, claimed)
         root = amounts.tree(c.job_id, keccak256).root
         if root != proposal.root or amounts.total != total:
             raise ProtocolError(
                 "root", f"epoch {proposal.epoch}: this seat counts {amounts.total}, the proposal says {total}"
             )
-        self.promised = amounts
-        return self._sign(proposal)
+        self._signed.append(amounts)
+        return pb.SettlementSignature(signature=c.sign(self._message(proposal), c.escrow_domain))
+
+    def _cosign_finish(
+        self, proposal: pb.SettlementProposal, money: Money, works: list[SeatWork]
+    ) -> pb.SettlementSignature:
+        """Only when everything that is owed is promised: a job that closes early would owe its workers the rest."""
+        c = self.context
+        if proposal.epoch != money.last_epoch or proposal.step != c.spec.training.steps - 1:
+            raise ProtocolError("finish", f"the last root is that of epoch {money.last_epoch}, not {proposal.epoch}")
+        amounts = self._amounts(proposal.step, works, money.total, 2**128, {})
+        if amounts.total > money.total:
+            raise ProtocolError("finish", f"{amounts.total} is owed, {money.total} is promised: a root is missing")
+        return pb.SettlementSignature(signature=c.sign(JobFinish(c.job_id, proposal.epoch, proposal.step_record_hash)))
+
+
+def _work(account: str, counts: pb.SeatCounts, quorum: int) -> SeatWork:
+    return SeatWork(
+        account=account,
+        driven=counts.driven,
+        recomputes=counts.recomputes,
+        settlements=counts.settlements,
+        reports=counts.reports,
+        executions=counts.executions,
+        bonds_settled=counts.executions * quorum,
+    )

@@ -30,7 +30,7 @@ from verifier.check.verdict import Verdict, VerdictKind
 from verifier.context import SeatContext
 from verifier.driver import Driver, Offence
 from verifier.meter import Meter
-from verifier.payroll import Payroll
+from verifier.payroll import Payroll, Settled
 from verifier.peers import Peers
 from verifier.recompute import Recomputer
 from verifier.reduce import Reducer, Update, check_aggregate, to_stage_sum
@@ -43,6 +43,7 @@ log = logging.getLogger("verifier")
 PEER_PATIENCE_SECONDS = 6.0
 """A seat that is silent for longer is named and the run stops (shadow promotion comes with number 4)."""
 STEP_SECONDS = 180.0
+CLOSE_SECONDS = 300.0
 SERIES_LENGTH = 120
 
 
@@ -118,6 +119,10 @@ class Seat:
         self._distrusted: dict[tuple[int, int], str] = {}
         self._accusations: set[asyncio.Task[None]] = set()
         self._cases: set[asyncio.Task[None]] = set()
+        self._settlements: set[asyncio.Task[None]] = set()
+        self._settling = asyncio.Lock()
+        self._closed: dict[int, Finished] = {}
+        self._job_closed = asyncio.Event()
         self._pending_receipts: dict[int, pb.Receipt] = {}
         self._series: dict[int, list[dict[str, object]]] = {}
         self.worker_costs: dict[tuple[int, int], tuple[int, int]] = {}
@@ -159,9 +164,7 @@ class Seat:
         self._began = time.monotonic()
         for step in range(training.steps):
             await asyncio.wait_for(self._one_step(step), STEP_SECONDS)
-        self.phase = "settling"
-        if self._cases:
-            await asyncio.wait(self._cases)
+        await self._close_job()
 
     async def stop(self, code: str, message: str) -> None:
         """Say goodbye to every worker and close."""
@@ -171,8 +174,8 @@ class Seat:
                 session.send(pb.ToWorker(receipt=receipt))
             await session.part(code, message)
         await asyncio.sleep(0.2)
-        for case in self._cases:
-            case.cancel()
+        for task in (*self._cases, *self._settlements):
+            task.cancel()
         await self.relay.stop()
         await self.peers.close()
 
@@ -335,9 +338,9 @@ class Seat:
             record_hash=digest(c.domain, record),
             signature=c.sign(record),
             units=self.payroll.close_step(state.step, self.driver.units, barred),
+            counts=self.payroll.counts(),
             secret=self._secret,
         )
-        self.payroll.signed_work(mine)
         state.record_signatures[c.account] = mine
         for entry in mine.units:
             self._pending_receipts[entry.slot] = pb.Receipt(
@@ -468,6 +471,10 @@ class Seat:
             self._take_quarantine(message.quarantine)
         elif kind == "weights_query":
             return pb.SeatMessage(weights_answer=self._serve(message.weights_query))
+        elif kind == "counts_query":
+            return pb.SeatMessage(counts=self.payroll.counts())
+        elif kind == "closed":
+            self._job_closed.set()
         elif kind == "settlement":
             return pb.SeatMessage(settlement_signature=await self._cosign(sender, message.settlement))
         else:
@@ -674,59 +681,103 @@ class Seat:
         return (step + 1) % training.epoch_steps == 0 or step == training.steps - 1
 
     async def _end_epoch(self, step: int, new_weights: list[bytes]) -> None:
-        self.phase = "closing the epoch"
+        """Freeze what is owed; the lead then validates and settles beside the next steps."""
         assert self.last is not None
+        self.payroll.freeze(step)
+        self._closed[step] = self.last
+        for old in sorted(self._closed)[:-4]:
+            del self._closed[old]
         if self.context.me != assignment.lead_of(self.context.live):
             return
-        loss = await self._validate(step)
-        await asyncio.to_thread(checkpoint.read_back, self.outside.blobs, self.last.record.checkpoint, new_weights)
-        last = step == self.context.spec.training.steps - 1
-        if last and self._cases:
-            # The last root repays what reports and executions cost, and a case must end before the job settles.
-            await asyncio.wait(self._cases)
-        amounts, transaction, closing = await self.payroll.propose(
-            self.peers, self._epoch(step), step, self.last.hash, finish=last
-        )
-        self.payroll.promised = amounts
+        flats = [await self.weights.flat(step + 1, stage) for stage in range(self.context.num_stages)]
+        task = asyncio.ensure_future(self._settle_epoch(step, self.last, flats, new_weights))
+        self._settlements.add(task)
+        task.add_done_callback(self._settlements.discard)
+
+    async def _settle_epoch(
+        self, step: int, closed: Finished, flats: list[torch.Tensor], new_weights: list[bytes]
+    ) -> None:
+        loss = await asyncio.to_thread(self._validation_loss, flats)
+        self.last_validation = loss
+        self.outside.events.step({"step": step, "validation_loss": loss, "checkpoint": closed.record.checkpoint.hex()})
+        try:
+            await asyncio.to_thread(checkpoint.read_back, self.outside.blobs, closed.record.checkpoint, new_weights)
+            async with self._settling:
+                settled = await self.payroll.propose(self.peers, step, closed.hash)
+        except SentinelError as error:
+            log.warning("no root for step %d: %s; its pay comes with the next one", step, error)
+            return
+        if settled is not None:
+            self._tell_settled(settled)
+
+    def _tell_settled(self, settled: Settled) -> None:
+        amounts = settled.amounts
         self.outside.events.settlement(
             {
-                "epoch": self._epoch(step),
-                "step": step,
+                "epoch": settled.epoch,
+                "step": settled.step,
+                "root": settled.root.hex(),
+                "record": settled.record_hash.hex(),
                 "total": str(amounts.total),
                 "amounts": {account: str(amount) for account, amount in amounts.amounts.items()},
                 "earned": {account: str(amount) for account, amount in amounts.earned.items()},
-                "root": amounts.tree(self.context.job_id, keccak256).root.hex(),
-                "record": self.last.hash.hex(),
-                "transaction": transaction,
-                "finish": closing,
-                "checkpoint": self.last.record.checkpoint.hex(),
-                "validation_loss": loss,
+                "capped": amounts.capped,
+                "transaction": settled.transaction,
             }
         )
+
+    async def _close_job(self) -> None:
+        """After the last step: cases end, roots until nothing is owed, then the job is finished on chain."""
+        self.phase = "settling"
+        for tasks in (self._settlements, self._cases):
+            if tasks:
+                await asyncio.wait(tasks)
+        assert self.last is not None
+        if self.context.me != assignment.lead_of(self.context.live):
+            await asyncio.wait_for(self._job_closed.wait(), CLOSE_SECONDS)
+            return
+        step, record_hash = self.last.record.step, self.last.hash
+        until = time.monotonic() + CLOSE_SECONDS
+        while True:
+            try:
+                await self._last_counts()
+                settled = await self.payroll.propose(self.peers, step, record_hash)
+                if settled is not None:
+                    self._tell_settled(settled)
+                    continue
+                transaction = await self.payroll.finish(self.peers, step, record_hash)
+                break
+            except SentinelError as error:
+                # The rate cap, the objection window of the root before, a seat whose cases are still open.
+                log.info("closing the job: %s", error)
+                if time.monotonic() > until:
+                    raise Fatal(f"the job could not be closed within {CLOSE_SECONDS:g} s: {error}") from error
+                await asyncio.sleep(0.5)
+        self.outside.events.settlement({"finish": transaction, "step": step})
+        await self.peers.broadcast(pb.SeatMessage(closed=pb.Closed(transaction=transaction)))
+
+    async def _last_counts(self) -> None:
+        """What every seat did since its last record (reports, executions), so that the root repays it."""
+        self.payroll.hear_counts(self.context.account, self.payroll.counts())
+        for seat in self.context.others:
+            answer = await self.peers.ask(seat.account, pb.SeatMessage(counts_query=pb.CountsQuery()))
+            self.payroll.hear_counts(seat.account, answer.counts)
 
     async def _cosign(self, sender: str, proposal: pb.SettlementProposal) -> pb.SettlementSignature:
         if sender != self.context.seats[assignment.lead_of(self.context.live)].account:
             raise ProtocolError("root", f"{sender} is not the lead")
-        state = self.book.get(proposal.step)
-        if state is None or self.last is None:
-            raise ProtocolError("root", f"step {proposal.step} is not final here")
-        await state.until(lambda: self.last is not None and self.last.record.step >= proposal.step, time_limit=10.0)
-        if self.last.record.step != proposal.step or self.last.hash != proposal.step_record_hash:
+        until = time.monotonic() + 10.0
+        while (closed := self._closed.get(proposal.step)) is None:
+            # The lead may be a moment ahead: its record of this step is final, mine is being signed.
+            if time.monotonic() > until:
+                raise ProtocolError("root", f"step {proposal.step} ends no epoch that this seat remembers")
+            await asyncio.sleep(0.05)
+        if closed.hash != proposal.step_record_hash:
             raise ProtocolError("root", f"this seat's record of step {proposal.step} is another one")
         await asyncio.to_thread(
-            checkpoint.read_back,
-            self.outside.blobs,
-            self.last.record.checkpoint,
-            list(self.last.signed.new_weights),
+            checkpoint.read_back, self.outside.blobs, closed.record.checkpoint, list(closed.signed.new_weights)
         )
         return await self.payroll.cosign(proposal)
-
-    async def _validate(self, step: int) -> float:
-        flats = [await self.weights.flat(step + 1, stage) for stage in range(self.context.num_stages)]
-        loss = await asyncio.to_thread(self._validation_loss, flats)
-        self.last_validation = loss
-        self.outside.events.step({"step": step, "validation_loss": loss})
-        return loss
 
     def _validation_loss(self, flats: list[torch.Tensor]) -> float:
         """Mean token loss (nats) of the canonical weights on the job's fixed held-out sequences."""

@@ -275,7 +275,7 @@ class Envelope(_message.Message):
     def __init__(self, job_id: _Optional[int] = ..., sender: _Optional[str] = ..., recipient: _Optional[str] = ..., sequence: _Optional[int] = ..., body: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class SeatMessage(_message.Message):
-    __slots__ = ("ping", "done", "exclude", "aggregate", "record_signature", "accuse", "report_signature", "quarantine", "weights_query", "weights_answer", "settlement", "settlement_signature", "error", "start")
+    __slots__ = ("ping", "done", "exclude", "aggregate", "record_signature", "accuse", "report_signature", "quarantine", "weights_query", "weights_answer", "settlement", "settlement_signature", "error", "start", "counts_query", "counts", "closed")
     PING_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
     EXCLUDE_FIELD_NUMBER: _ClassVar[int]
@@ -290,6 +290,9 @@ class SeatMessage(_message.Message):
     SETTLEMENT_SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_QUERY_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    CLOSED_FIELD_NUMBER: _ClassVar[int]
     ping: Ping
     done: Done
     exclude: Exclude
@@ -304,7 +307,10 @@ class SeatMessage(_message.Message):
     settlement_signature: SettlementSignature
     error: Error
     start: Start
-    def __init__(self, ping: _Optional[_Union[Ping, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., exclude: _Optional[_Union[Exclude, _Mapping]] = ..., aggregate: _Optional[_Union[Aggregate, _Mapping]] = ..., record_signature: _Optional[_Union[RecordSignature, _Mapping]] = ..., accuse: _Optional[_Union[Accuse, _Mapping]] = ..., report_signature: _Optional[_Union[ReportSignature, _Mapping]] = ..., quarantine: _Optional[_Union[Quarantine, _Mapping]] = ..., weights_query: _Optional[_Union[WeightsQuery, _Mapping]] = ..., weights_answer: _Optional[_Union[WeightsAnswer, _Mapping]] = ..., settlement: _Optional[_Union[SettlementProposal, _Mapping]] = ..., settlement_signature: _Optional[_Union[SettlementSignature, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ...) -> None: ...
+    counts_query: CountsQuery
+    counts: SeatCounts
+    closed: Closed
+    def __init__(self, ping: _Optional[_Union[Ping, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., exclude: _Optional[_Union[Exclude, _Mapping]] = ..., aggregate: _Optional[_Union[Aggregate, _Mapping]] = ..., record_signature: _Optional[_Union[RecordSignature, _Mapping]] = ..., accuse: _Optional[_Union[Accuse, _Mapping]] = ..., report_signature: _Optional[_Union[ReportSignature, _Mapping]] = ..., quarantine: _Optional[_Union[Quarantine, _Mapping]] = ..., weights_query: _Optional[_Union[WeightsQuery, _Mapping]] = ..., weights_answer: _Optional[_Union[WeightsAnswer, _Mapping]] = ..., settlement: _Optional[_Union[SettlementProposal, _Mapping]] = ..., settlement_signature: _Optional[_Union[SettlementSignature, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., counts_query: _Optional[_Union[CountsQuery, _Mapping]] = ..., counts: _Optional[_Union[SeatCounts, _Mapping]] = ..., closed: _Optional[_Union[Closed, _Mapping]] = ...) -> None: ...
 
 class Ping(_message.Message):
     __slots__ = ("step", "phase")
@@ -455,28 +461,46 @@ class Aggregate(_message.Message):
     def __init__(self, step: _Optional[int] = ..., stage: _Optional[int] = ..., sums: _Optional[_Iterable[_Union[StageSum, _Mapping]]] = ..., aggregate_hash: _Optional[bytes] = ..., old_weights: _Optional[bytes] = ..., new_weights: _Optional[bytes] = ..., old_state: _Optional[bytes] = ..., new_state: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., rounds: _Optional[_Iterable[_Union[DriverRound, _Mapping]]] = ..., checkpoint_weights: _Optional[str] = ..., checkpoint_state: _Optional[str] = ...) -> None: ...
 
 class RecordSignature(_message.Message):
-    __slots__ = ("step", "record_hash", "signature", "units", "driven", "recomputes", "reports", "executions", "settlements", "secret")
+    __slots__ = ("step", "record_hash", "signature", "units", "counts", "secret")
     STEP_FIELD_NUMBER: _ClassVar[int]
     RECORD_HASH_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     UNITS_FIELD_NUMBER: _ClassVar[int]
-    DRIVEN_FIELD_NUMBER: _ClassVar[int]
-    RECOMPUTES_FIELD_NUMBER: _ClassVar[int]
-    REPORTS_FIELD_NUMBER: _ClassVar[int]
-    EXECUTIONS_FIELD_NUMBER: _ClassVar[int]
-    SETTLEMENTS_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
     SECRET_FIELD_NUMBER: _ClassVar[int]
     step: int
     record_hash: bytes
     signature: bytes
     units: _containers.RepeatedCompositeFieldContainer[SlotUnits]
+    counts: SeatCounts
+    secret: bytes
+    def __init__(self, step: _Optional[int] = ..., record_hash: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., units: _Optional[_Iterable[_Union[SlotUnits, _Mapping]]] = ..., counts: _Optional[_Union[SeatCounts, _Mapping]] = ..., secret: _Optional[bytes] = ...) -> None: ...
+
+class SeatCounts(_message.Message):
+    __slots__ = ("account", "driven", "recomputes", "reports", "executions", "settlements")
+    ACCOUNT_FIELD_NUMBER: _ClassVar[int]
+    DRIVEN_FIELD_NUMBER: _ClassVar[int]
+    RECOMPUTES_FIELD_NUMBER: _ClassVar[int]
+    REPORTS_FIELD_NUMBER: _ClassVar[int]
+    EXECUTIONS_FIELD_NUMBER: _ClassVar[int]
+    SETTLEMENTS_FIELD_NUMBER: _ClassVar[int]
+    account: str
     driven: int
     recomputes: int
     reports: int
     executions: int
     settlements: int
-    secret: bytes
-    def __init__(self, step: _Optional[int] = ..., record_hash: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., units: _Optional[_Iterable[_Union[SlotUnits, _Mapping]]] = ..., driven: _Optional[int] = ..., recomputes: _Optional[int] = ..., reports: _Optional[int] = ..., executions: _Optional[int] = ..., settlements: _Optional[int] = ..., secret: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, account: _Optional[str] = ..., driven: _Optional[int] = ..., recomputes: _Optional[int] = ..., reports: _Optional[int] = ..., executions: _Optional[int] = ..., settlements: _Optional[int] = ...) -> None: ...
+
+class CountsQuery(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Closed(_message.Message):
+    __slots__ = ("transaction",)
+    TRANSACTION_FIELD_NUMBER: _ClassVar[int]
+    transaction: str
+    def __init__(self, transaction: _Optional[str] = ...) -> None: ...
 
 class SignedRecord(_message.Message):
     __slots__ = ("step", "view", "previous", "live_seats", "driver_roots", "multisets", "aggregates", "quarantines", "checkpoint", "new_weights", "new_states", "signatures")
@@ -593,7 +617,7 @@ class Claimed(_message.Message):
     def __init__(self, account: _Optional[str] = ..., amount: _Optional[str] = ...) -> None: ...
 
 class SettlementProposal(_message.Message):
-    __slots__ = ("epoch", "step", "root", "total", "step_record_hash", "allowance", "claimed", "finish")
+    __slots__ = ("epoch", "step", "root", "total", "step_record_hash", "allowance", "claimed", "counts", "finish")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     ROOT_FIELD_NUMBER: _ClassVar[int]
@@ -601,6 +625,7 @@ class SettlementProposal(_message.Message):
     STEP_RECORD_HASH_FIELD_NUMBER: _ClassVar[int]
     ALLOWANCE_FIELD_NUMBER: _ClassVar[int]
     CLAIMED_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     step: int
@@ -609,16 +634,15 @@ class SettlementProposal(_message.Message):
     step_record_hash: bytes
     allowance: str
     claimed: _containers.RepeatedCompositeFieldContainer[Claimed]
+    counts: _containers.RepeatedCompositeFieldContainer[SeatCounts]
     finish: bool
-    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., root: _Optional[bytes] = ..., total: _Optional[str] = ..., step_record_hash: _Optional[bytes] = ..., allowance: _Optional[str] = ..., claimed: _Optional[_Iterable[_Union[Claimed, _Mapping]]] = ..., finish: _Optional[bool] = ...) -> None: ...
+    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., root: _Optional[bytes] = ..., total: _Optional[str] = ..., step_record_hash: _Optional[bytes] = ..., allowance: _Optional[str] = ..., claimed: _Optional[_Iterable[_Union[Claimed, _Mapping]]] = ..., counts: _Optional[_Iterable[_Union[SeatCounts, _Mapping]]] = ..., finish: _Optional[bool] = ...) -> None: ...
 
 class SettlementSignature(_message.Message):
-    __slots__ = ("signature", "finish_signature")
+    __slots__ = ("signature",)
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
-    FINISH_SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     signature: bytes
-    finish_signature: bytes
-    def __init__(self, signature: _Optional[bytes] = ..., finish_signature: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, signature: _Optional[bytes] = ...) -> None: ...
 
 class Error(_message.Message):
     __slots__ = ("code", "message")
