@@ -420,3 +420,45 @@ def test_the_end_of_the_float_range_teaches_nothing() -> None:
         assert baseline.mean is None or np.isfinite(baseline.mean).all()
         assert baseline.change is not None and np.isfinite(baseline.change).all()
         assert not np.isinf(baseline.window).any()
+
+
+def test_zeros_are_seen_without_a_counterpart() -> None:
+    frame = replace(Stage().frame(stage=3, direction=BACKWARD), input=None)
+    assert frame.output is not None
+    zeros = replace(frame, output=torch.zeros_like(frame.output))
+    verdict = screen(zeros, Baseline.new(3, 4, BACKWARD, 5), POLICY).verdict
+    assert verdict.kind is VerdictKind.SUSPECT and verdict.reason.startswith("vanished")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_broken_input_is_nobodys_fault(value: float) -> None:
+    frame = Stage().frame()
+    assert frame.input is not None
+    given = frame.input.clone()
+    given[0, 3, 1] = value
+    for baseline in (Baseline.new(1, 4, FORWARD, 5), trained(Stage())):
+        verdict = screen(replace(frame, input=given), baseline, POLICY).verdict
+        assert verdict.kind is VerdictKind.INCONCLUSIVE and verdict.reason.startswith("input")
+
+
+def test_one_workers_clearances_count_once_a_window() -> None:
+    baseline = trained(Stage())
+    flagged = screen(replace(Stage().frame(worker=3), output=torch.zeros(B, T, D)), baseline, POLICY)
+    first, second = replace(flagged, crossed=(0,)), replace(flagged, crossed=(1,))
+    assert cleared_by_recompute(baseline, first)
+    assert not cleared_by_recompute(baseline, second)
+    assert cleared_by_recompute(baseline, replace(second, worker=4))
+    baseline.frames += POLICY.window
+    assert cleared_by_recompute(baseline, replace(flagged, crossed=(2,)))
+
+
+def test_an_ema_at_the_end_of_the_float_range_stays_finite() -> None:
+    baseline = trained(Stage())
+    assert baseline.mean is not None
+    screening = screen(Stage().frame(), baseline, POLICY)
+    before = baseline.mean.copy()
+    accept(baseline, replace(screening, mean=np.full_like(before, np.inf)))
+    assert np.array_equal(baseline.mean, before)
+    fresh = Baseline.new(1, 4, FORWARD, 5)
+    accept(fresh, replace(screening, mean=np.full_like(before, np.inf)))
+    assert fresh.mean is None
