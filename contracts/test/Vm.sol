@@ -19,7 +19,6 @@ interface Vm {
     function parseJsonBytes32(string calldata json, string calldata key) external pure returns (bytes32);
     function parseJsonBytes(string calldata json, string calldata key) external pure returns (bytes memory);
     function parseJsonString(string calldata json, string calldata key) external pure returns (string memory);
-    function keyExistsJson(string calldata json, string calldata key) external view returns (bool);
     function snapshotValue(string calldata group, string calldata name, uint256 value) external;
 }
 
