@@ -122,8 +122,7 @@ class ChainClient:
         client = cls(network, key=key, account=account, provider=provider, confirmations=confirmations)
         client.check()
         if key is not None and journal_dir is not None:
-            genesis = bytes(client.w3.eth.get_block(0)["hash"])
-            client.journal = Journal.open(journal_dir, network.chain_id, genesis, key.address)
+            client.journal = Journal.open(journal_dir, network.chain_id, client.genesis(), key.address)
             client.reconcile()
         return client
 
@@ -199,6 +198,10 @@ class ChainClient:
         return Token(self)
 
     # --- reading
+
+    def genesis(self) -> bytes:
+        """Hash of block 0: tells a local chain from the one before it, which had the same chain id."""
+        return bytes(self.w3.eth.get_block(0)["hash"])
 
     def block_number(self) -> int:
         """Height of the chain."""

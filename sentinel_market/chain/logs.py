@@ -110,3 +110,28 @@ class EventCursor:
         events = self._client.fetch_events(self.next_block, end)
         self.next_block = end + 1
         return events
+
+
+class EventFeed:
+    """The chain as the coordinator's indexer reads it (``coordinator.indexer.EventSource``)."""
+
+    def __init__(self, client: ChainClient) -> None:
+        self._client = client
+
+    def head(self) -> int:
+        """Number of the newest block."""
+        return self._client.block_number()
+
+    def fetch_events(self, from_block: int, to_block: int) -> list[dict[str, Any]]:
+        """Events of our contracts in [from_block, to_block], as plain mappings."""
+        return [
+            {
+                "contract": event.contract,
+                "name": event.name,
+                "args": event.args,
+                "block": event.block,
+                "log_index": event.log_index,
+                "tx": event.tx_hash,
+            }
+            for event in self._client.fetch_events(from_block, to_block)
+        ]
