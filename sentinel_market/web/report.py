@@ -359,7 +359,8 @@ svg{display:block;width:100%;height:auto}svg text{fill:var(--muted);font-size:12
 th,td{text-align:left;padding:.3rem .7rem .3rem 0;border-bottom:1px solid var(--line);vertical-align:top}
 th{color:var(--muted);font-weight:500;white-space:nowrap}
 .num{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}
-code{white-space:nowrap;font:.86em ui-monospace,"DejaVu Sans Mono",monospace}pre{white-space:pre-wrap;overflow-wrap:anywhere;
+code{white-space:nowrap;font:.86em ui-monospace,"DejaVu Sans Mono",monospace}
+pre{white-space:pre-wrap;overflow-wrap:anywhere;
 font:.86em/1.5 ui-monospace,"DejaVu Sans Mono",monospace;background:var(--page);padding:.8rem;
 border-radius:8px;margin:.2rem 0}
 .badge{display:inline-block;padding:.05rem .55rem;border-radius:99px;font-size:.84rem;white-space:nowrap}
