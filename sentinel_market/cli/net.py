@@ -139,13 +139,13 @@ def status(app: App) -> None:
         },
         "\n".join(
             [
-                f"network file  {app.settings.network_file}",
-                f"chain         {network.chain_id} at {', '.join(network.rpc)}, block {head}, "
+                f"network file    {app.settings.network_file}",
+                f"chain           {network.chain_id} at {', '.join(network.rpc)}, block {head}, "
                 f"{max(0.0, time.time() - now):.0f} s old" + (f", pid {pid}" if pid else ""),
-                f"coordinator   {network.coordinator or 'none'}"
+                f"coordinator     {network.coordinator or 'none'}"
                 + ("" if state["ok"] is None else " answers" if state["ok"] else " DOES NOT ANSWER"),
-                f"jobs          {jobs}",
-                *(f"{name:<14}{where}" for name, where in network.contracts.items()),
+                f"jobs            {jobs}",
+                *(f"{name:<14}  {where}" for name, where in network.contracts.items()),
             ]
         ),
     )
