@@ -147,7 +147,6 @@ SENTENCES: Final[dict[str, Callable[[Values], str]]] = {
     "NothingToPay": lambda _: "there is nothing to pay out (any more)",
     # court
     "KindNotSupported": lambda v: f"violations of kind {_state(KINDS, v['kind'])} cannot be reported yet",
-    "JobNotReportable": lambda v: f"job {v['jobId']} is not running",
     "UnknownCase": lambda v: f"there is no case {_hex(v['caseId'])}",
     "WrongCaseState": lambda v: (
         f"case {_hex(v['caseId'])} is {_state(CASE_STATES, v['had'])}, which does not allow this"
