@@ -49,20 +49,21 @@ def test_the_fast_path_is_compiled_here() -> None:
 
 
 def test_moments_by_hand() -> None:
-    x = np.array([[[3.0, 4.0]], [[0.0, 0.0]]], dtype=np.float32)  # B = 2, T = 1, D = 2
+    x = np.array([[[3.0, 4.0]], [[0.0, 1.0]]], dtype=np.float32)  # B = 2, T = 1, D = 2
     y = np.array([[[4.0, 3.0]], [[1.0, 0.0]]], dtype=np.float32)
     m = np.array([[1.0, -1.0]], dtype=np.float32)
     for backend in (kernels.moments_numba, kernels.moments_torch):
         got = backend(x, y, m, np.eye(2, 8, dtype=np.float32))
-        assert got.out2 == 25 and got.norms == 5 and got.in2 == 26 and got.ema2 == 4
-        assert got.l1 == 2 + 5 + 1 + 1
-        assert got.l2 == 4 + 25 + 1 + 1
-        assert got.flips == 2  # 4 and 0 against -1: zero counts as positive
-        assert got.change2 == 1 + 1 + 1
+        assert got.out2 == 26 and got.norms == 6 and got.in2 == 26 and got.ema2 == 4
+        assert got.l1 == 2 + 5 + 1 + 2
+        assert got.l2 == 4 + 25 + 1 + 4
+        assert got.flips == 2  # 4 and 1 against -1; 0 against 1 counts as equal
+        assert got.change2 == 1 + 1 + 1 + 1
+        assert got.log_norms == pytest.approx(math.log(5))
         assert got.cosines == pytest.approx(24 / 25)
-        assert got.mean.tolist() == [[1.5, 2.0]]
-        assert got.change_mean.tolist() == [-1.0, 0.5]
-        assert got.align == pytest.approx(-0.5 / (2.5 * math.sqrt(2)))
+        assert got.mean.tolist() == [[1.5, 2.5]]
+        assert got.change_mean.tolist() == [-1.0, 1.0]
+        assert got.align == pytest.approx(-1 / math.sqrt(8.5 * 2))
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])

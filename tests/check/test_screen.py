@@ -462,3 +462,24 @@ def test_an_ema_at_the_end_of_the_float_range_stays_finite() -> None:
     fresh = Baseline.new(1, 4, FORWARD, 5)
     accept(fresh, replace(screening, mean=np.full_like(before, np.inf)))
     assert fresh.mean is None
+
+
+@pytest.mark.parametrize("kind", [torch.int64, torch.uint8])
+def test_integers_are_no_activation(kind: torch.dtype) -> None:
+    frame = Stage().frame()
+    assert frame.output is not None
+    verdict = screen(replace(frame, output=frame.output.to(kind)), Baseline.new(1, 4, FORWARD, 5), POLICY).verdict
+    assert verdict.kind is VerdictKind.SUSPECT and verdict.reason.startswith("dtype")
+    verdict = screen(replace(frame, input=frame.output.to(kind)), Baseline.new(1, 4, FORWARD, 5), POLICY).verdict
+    assert verdict.kind is VerdictKind.INCONCLUSIVE
+
+
+def test_half_precision_frames_are_screened_like_others() -> None:
+    baseline = trained(Stage())
+    frame = Stage(2).frame()
+    assert frame.output is not None
+    kinds = [
+        screen(replace(frame, output=frame.output.to(d)), baseline, POLICY).verdict.kind
+        for d in (torch.bfloat16, torch.float16)
+    ]
+    assert kinds == [VerdictKind.ACCEPT, VerdictKind.ACCEPT]

@@ -25,7 +25,7 @@ FLOORS = {
     "sw": 0.05,
     "align": 0.04,
     "rms": 0.02,
-    "shape": 0.01,
+    "even": 0.01,
     "cosine": 0.008,
     "gain": 0.02,
     "change": 0.02,
@@ -35,7 +35,7 @@ FLOORS = {
     "zeros": 0.005,
 }
 # In warm-up the window is young and perhaps a third of it hostile: only these are judged, by these wide spreads.
-EARLY = {"align": 0.15, "cosine": 0.06, "gain": 0.15, "change": 0.2, "rms": 0.25, "shape": 0.08}
+EARLY = {"align": 0.15, "cosine": 0.06, "gain": 0.15, "change": 0.2, "rms": 0.25, "even": 0.08}
 UPPER_ONLY = {"sfr", "zeros"}
 
 IDENTITY = math.log(1e-3)  # |out - in| / |in| of a stage that did nothing

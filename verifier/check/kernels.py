@@ -31,6 +31,7 @@ class Moments:
     ema2: float  # sum of m^2, B times
     flips: float  # elements whose sign differs from m's
     norms: float  # sum over tokens of |x_token|
+    log_norms: float  # sum over tokens of ln |x_token|, 1e-30 for a token of no length
     in2: float  # sum of y^2
     change2: float  # sum of (x - y)^2
     cosines: float  # sum over tokens of cos(x_token, y_token); 0 for a token of no length
@@ -94,6 +95,7 @@ def moments_torch(x: Array, y: Array | None, ema: Array | None, directions: Arra
         ema2=ema2,
         flips=flips,
         norms=float(token2.sqrt().sum()),
+        log_norms=float(token2.sqrt().clamp_min(1e-30).log().sum()),
         in2=in2,
         change2=change2,
         cosines=cosines,
@@ -106,10 +108,10 @@ def moments_torch(x: Array, y: Array | None, ema: Array | None, directions: Arra
 
 def _pass(
     x: Array, y: Array, has_in: bool, m: Array, has_ema: bool, mean: Array, change_mean: Array
-) -> tuple[float, float, float, float, float, float, float, float, float, float]:
+) -> tuple[float, float, float, float, float, float, float, float, float, float, float]:
     """Compiled by numba: x, y [B, T, D], m, mean [T, D], change_mean [D] float64 scratch."""
     batch, tokens, width = x.shape
-    out2 = l1 = l2 = ema2 = flips = norms = in2 = change2 = cosines = 0.0
+    out2 = l1 = l2 = ema2 = flips = norms = log_norms = in2 = change2 = cosines = 0.0
     mean2 = mean_dot = 0.0
     share = np.float32(1.0 / batch)
     for t in range(tokens):
@@ -130,7 +132,9 @@ def _pass(
                 row_out2 += value * value
                 mean_row[d] += x_row[d] * share
             out2 += row_out2
-            norms += math.sqrt(row_out2)
+            length = math.sqrt(row_out2)
+            norms += length
+            log_norms += math.log(max(length, 1e-30))
             if has_ema:
                 row_l1 = 0.0
                 row_l2 = 0.0
@@ -173,7 +177,7 @@ def _pass(
     align = mean_dot / length if length > 0.0 else 0.0
     for d in range(width):
         change_mean[d] /= batch * tokens
-    return out2, l1, l2, ema2, flips, norms, in2, change2, cosines, align
+    return out2, l1, l2, ema2, flips, norms, log_norms, in2, change2, cosines, align
 
 
 def _sliced(x: Array, m: Array, rows: Array, directions: Array) -> float:

@@ -41,9 +41,9 @@ def frame_metrics(
             apart = np.linalg.norm(moments.change_mean - usual)
             drift = _log(float(apart) / max(float(np.linalg.norm(usual)), TINY))
     rms = _log(root(moments.out2 / elements))
-    # mean token norm over its root mean square: 1 if all tokens are equally long; noise fills up the short ones
-    shape = _log(moments.norms / max(root(moments.out2 * num_tokens), TINY))
-    return l1, l2, sfr, sw, align, rms, shape, cosine, gain, shift, drift
+    # geometric over arithmetic mean of the token norms: 0 if all tokens are equally long; noise fills up the short ones
+    even = moments.log_norms / num_tokens - _log(moments.norms / num_tokens)
+    return l1, l2, sfr, sw, align, rms, even, cosine, gain, shift, drift
 
 
 def loss_metrics(loss: torch.Tensor) -> tuple[tuple[float, ...], float]:
