@@ -475,8 +475,9 @@ def test_integers_are_no_activation(kind: torch.dtype) -> None:
 
 
 def test_half_precision_frames_are_screened_like_others() -> None:
-    baseline = trained(Stage())
-    frame = Stage(2).frame()
+    stage = Stage()
+    baseline = trained(stage)
+    frame = stage.frame()
     assert frame.output is not None
     kinds = [
         screen(replace(frame, output=frame.output.to(d)), baseline, POLICY).verdict.kind

@@ -346,6 +346,20 @@ def test_a_link_is_not_followed(world: World, tmp_path: Path) -> None:
         read_bundle(tmp_path / "b")
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("step", 12), ("slot", 4), ("nonce", 2), ("microbatch", 6), ("direction", 0), ("job_id", 8), ("stage", 2)],
+)
+def test_a_manifest_that_contradicts_its_commitment_is_refused(
+    key: str, value: int, world: World, tmp_path: Path
+) -> None:
+    write_bundle(tmp_path, world.bundle(1, BACKWARD, lambda t: -t))
+    path = tmp_path / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+    with pytest.raises(ProtocolError, match="evidence"):
+        replay_bundle(tmp_path)
+
+
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_a_strangers_manifest_is_refused_or_read(
@@ -426,6 +440,7 @@ BAD_TARS = {
     "other name": [(entry("run.sh"), b"x")],
     "newline": [(entry("manifest.json\n"), b"x")],
     "twice": [(entry("manifest.json"), b"x"), (entry("manifest.json"), b"y")],
+    "longer name": [(entry("manifest.json"), b"{}"), (entry("input.snt.py"), b"x")],
     "no manifest": [(entry("input.snt"), b"x")],
     "large": [(entry("manifest.json"), bytes(5_000))],
     "many": [(entry(f"weights/{i:064x}.snt"), b"") for i in range(70)],
