@@ -68,13 +68,17 @@ def newest_units(
 
     ``offences`` maps (slot, nonce) of a terminated assignment to the step of the offence: only receipts of
     earlier steps count for it. A receipt repeated or replayed changes nothing. Of two receipts of one step the
-    lesser counts: a seat that signs two has no way to gain by it.
+    lesser counts: a seat that signs two has no way to gain by it. ``ValueError`` when an assignment has two holders.
     """
     limits = offences or {}
     newest: dict[tuple[int, int, bytes], Receipt] = {}
+    holders: dict[tuple[int, int], bytes] = {}
     for receipt in receipts:
         if receipt.units < 0 or receipt.step < 0 or receipt.slot < 0:
             raise ValueError(f"a receipt has negative numbers: {receipt}")
+        holder = address_bytes(receipt.account)
+        if holders.setdefault((receipt.slot, receipt.nonce), holder) != holder:
+            raise ValueError(f"two accounts for slot {receipt.slot} under nonce {receipt.nonce}")
         limit = limits.get((receipt.slot, receipt.nonce))
         if limit is not None and receipt.step >= limit:
             continue
