@@ -190,7 +190,7 @@ def test_threads_share_one_key(net: LocalNet, tmp_path: Path) -> None:
     def work(index: int) -> None:
         try:
             clients[index % 2].token.transfer("0x" + f"{index + 1:02x}" * 20, TOKEN)
-        except Exception as exc:
+        except Exception as exc:  # noqa: BLE001
             failures.append(exc)
 
     threads = [threading.Thread(target=work, args=(index,)) for index in range(6)]

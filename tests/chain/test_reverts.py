@@ -28,7 +28,7 @@ def test_every_sentence_belongs_to_an_error() -> None:
 @pytest.mark.parametrize("name", sorted(error_names()))
 def test_every_error_of_every_contract_becomes_words(name: str) -> None:
     item = next(i for c in CONTRACTS for i in artifact(c).items("error") if i["name"] == name)
-    samples = {"address": ALICE, "string": "slotStake", "bytes32": b"\x01" * 32, "bytes": b"\x01", "bool": True}
+    samples = {"address": ALICE, "string": "slotStake", "bytes32": b"\x01" * 32, "bytes4": b"\x01" * 4, "bool": True}
     values = [samples.get(canonical_type(part), 3) for part in item["inputs"]]
     error = rejected(revert_data(name, *values), intent="try something")
     assert str(error).startswith("try something: ")
