@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from sentinel_market.coordinator.app import create_app
 from sentinel_market.coordinator.indexer import EventSource
-from sentinel_market.coordinator.network import ChainEvents, settings_for
 from sentinel_market.coordinator.serve import serve
 from sentinel_market.coordinator.settings import CoordinatorSettings
 
-__all__ = ["ChainEvents", "CoordinatorSettings", "EventSource", "create_app", "serve", "settings_for"]
+__all__ = ["CoordinatorSettings", "EventSource", "create_app", "serve"]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from functools import lru_cache
+from typing import Any, Final, TypeVar
 
 from sentinel_market import __version__
 from sentinel_market.chain import eip712, signing
@@ -21,6 +22,7 @@ from sentinel_market.store import BlobStore, Store, UnitOfWork
 from sentinel_market.wire import dto
 
 _T = TypeVar("_T")
+_MAX_ROSTERS: Final = 256
 
 
 class Refusal(Exception):  # noqa: N818
@@ -39,6 +41,7 @@ class Service:
         self._lock = threading.Lock()
         self._ledger = Ledger()
         self._position = (-1, -1)
+        self._rosters: dict[int, tuple[int | None, Roster]] = {}
         self.indexer: Indexer | None = None
         if settings.events is not None:
             self.indexer = Indexer(
@@ -61,11 +64,17 @@ class Service:
     def spec_of(self, unit: UnitOfWork, row: Mapping[str, Any]) -> JobSpec | None:
         """The job's spec, None while nobody has stored it or when what was posted is none."""
         body = unit.specs.get(row["spec_digest"])
-        return None if body is None else JobSpec.from_canonical(body)
+        return None if body is None else _spec(body)
 
     def roster(self, unit: UnitOfWork, job_id: int) -> Roster:
-        """Everybody in a job."""
-        return roster(unit.events.of_job(job_id))
+        """Everybody in a job, folded anew only when the index has moved. Read only."""
+        cursor = unit.events.cursor()
+        known = self._rosters.get(job_id)
+        if known is None or known[0] != cursor:
+            if len(self._rosters) >= _MAX_ROSTERS:
+                self._rosters.clear()
+            known = self._rosters[job_id] = (cursor, roster(unit.events.of_job(job_id)))
+        return known[1]
 
     def _freshly(self, find: Callable[[UnitOfWork], _T | None]) -> _T | None:
         """Look twice: what is not indexed may have happened a moment ago."""
@@ -259,6 +268,11 @@ class Service:
             jobs=jobs,
             blob_bytes=self.blobs.total_bytes,
         )
+
+
+@lru_cache(maxsize=64)
+def _spec(body: bytes) -> JobSpec:
+    return JobSpec.from_canonical(body)
 
 
 def _recover(digest: bytes, signature: str) -> str:

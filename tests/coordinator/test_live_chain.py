@@ -10,8 +10,9 @@ from fastapi.testclient import TestClient
 
 from sentinel_market.chain.eip712 import digest, keccak256
 from sentinel_market.chain.job_market import JobTerms
+from sentinel_market.chain.logs import EventFeed
 from sentinel_market.chain.roster import ChainRoster
-from sentinel_market.coordinator import create_app, settings_for
+from sentinel_market.coordinator import CoordinatorSettings, create_app
 from sentinel_market.domain.job_spec import parse_job, template
 from sentinel_market.domain.merkle import pay_tree
 from sentinel_market.domain.messages import Settlement, ViolationReport
@@ -46,7 +47,16 @@ def test_the_ledger_is_that_of_the_chain(tmp_path: Path) -> None:
             roster.take_seat(job_id)
         held = [ChainRoster(worker.hot).claim_slot(job_id) for worker in workers]
 
-        app = create_app(settings_for(net.client(), tmp_path / "coordinator"))
+        app = create_app(
+            CoordinatorSettings(
+                database=tmp_path / "coordinator.db",
+                blob_dir=tmp_path / "blobs",
+                chain_id=net.network.chain_id,
+                contracts=net.network.contracts,
+                events=EventFeed(net.client()),
+                first_block=net.network.deployed_block,
+            )
+        )
         with TestClient(app) as http:
             indexer = app.state.service.indexer
             assert http.post("/specs", content=SPEC.canonical_json()).status_code == 201
