@@ -19,8 +19,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from web3 import Web3
 from web3.exceptions import TransactionNotFound, Web3Exception
+from web3.types import RPCEndpoint
 
-from sentinel_market.chain.abis import CONTRACTS, artifact
+from sentinel_market.chain.abis import CONTRACTS
+from sentinel_market.chain.abis import function as function_codec
 from sentinel_market.chain.journal import Entry, Journal
 from sentinel_market.chain.logs import ChainEvent, LogReader
 from sentinel_market.chain.network import Network
@@ -93,15 +95,8 @@ class ChainClient:
         self._sleep = sleep
         self._receipt_timeout = receipt_timeout
         self._send_lock = threading.RLock()
-        self._contracts = {
-            name: self.w3.eth.contract(
-                address=Web3.to_checksum_address(network.contracts[name]),
-                abi=artifact(name).abi,
-                decode_tuples=True,
-            )
-            for name in CONTRACTS
-        }
-        self._logs = LogReader(self._contracts)
+        self._addresses = {name: Web3.to_checksum_address(network.contracts[name]) for name in CONTRACTS}
+        self._logs = LogReader(self._addresses)
 
     @classmethod
     def connect(
@@ -132,16 +127,14 @@ class ChainClient:
         try:
             found = self.w3.eth.chain_id
             missing = [
-                f"{name} ({contract.address})"
-                for name, contract in self._contracts.items()
-                if not self.w3.eth.get_code(contract.address)
+                f"{name} ({address})" for name, address in self._addresses.items() if not self.w3.eth.get_code(address)
             ]
+        except RpcError as exc:
+            raise ChainMismatch(f"{urls} is no Ethereum RPC endpoint: {exc}; set SENTINEL_RPC") from None
         except ChainUnavailable as exc:
             raise ChainMismatch(
                 f"{exc}. Is the node running? Start a local network with `sentinel net up`, or set SENTINEL_RPC"
             ) from None
-        except RpcError as exc:
-            raise ChainMismatch(f"{urls} is no Ethereum RPC endpoint: {exc}; set SENTINEL_RPC") from None
         if found != self.network.chain_id:
             raise ChainMismatch(
                 f"{urls} is chain {found}, the network file says {self.network.chain_id}; set SENTINEL_RPC to a node "
@@ -152,6 +145,11 @@ class ChainClient:
                 f"chain {found} at {urls} holds no code of {', '.join(missing)}; the network file is of another or "
                 "older chain: start it again (`sentinel net up`), or set SENTINEL_NETWORK"
             )
+
+    def close(self) -> None:
+        """Close the journal."""
+        if self.journal is not None:
+            self.journal.close()
 
     # --- the contracts, one class each
 
@@ -226,11 +224,22 @@ class ChainClient:
 
     def call(self, contract: str, function: str, *args: Any, block: Block = "latest") -> Any:
         """Read a view. Rejected when it reverts."""
-        bound = self._function(contract, function, args)
+        codec = function_codec(contract, function, len(args))
+        request = {
+            "from": self.address,
+            "to": self._addresses[contract],
+            "data": "0x" + codec.encode(args).hex(),
+        }
         try:
-            return bound.call({"from": self.address}, block_identifier=block)
+            answer = self.provider.make_request(
+                RPCEndpoint("eth_call"), [request, block if isinstance(block, str) else hex(block)]
+            )
         except RevertError as exc:
             raise rejected(exc.data, intent=f"{contract}.{function}", fallback=str(exc)) from None
+        data = bytes.fromhex(str(answer["result"])[2:])
+        if not data and codec.outputs:
+            raise ChainMismatch(f"{contract} at {request['to']} does not answer {function}: it is no contract of ours")
+        return codec.decode(data)
 
     def fetch_events(self, from_block: int, to_block: int) -> list[ChainEvent]:
         """All events of our contracts in the blocks [from_block, to_block], in chain order."""
@@ -243,7 +252,7 @@ class ChainClient:
     def simulate(self, contract: str, function: str, *args: Any, intent: str = "") -> int:
         """Gas that a call would take; Rejected with the decoded reason when it would revert."""
         data = self._data(contract, function, args)
-        return self._estimate(self._contracts[contract].address, data, intent or f"{contract}.{function}")
+        return self._estimate(self._addresses[contract], data, intent or f"{contract}.{function}")
 
     def send(self, contract: str, function: str, *args: Any, intent: str = "") -> Receipt:
         """Simulate, journal, send, wait, check. Rejected when the contract refuses.
@@ -252,11 +261,14 @@ class ChainClient:
         sent twice; so repeating a call that ended in ChainUnavailable is safe.
         """
         intent = intent or f"{contract}.{function}"
-        target, data = self._contracts[contract].address, self._data(contract, function, args)
+        target, data = self._addresses[contract], self._data(contract, function, args)
         if self.key is None:
             return Receipt(hash="", block=0, gas_used=self._estimate(target, data, intent))
         with self._send_lock, self.journal.exclusive() if self.journal else nullcontext():
-            entry = self._unfinished_twin(target, data) or self._sign(self.key, target, data, intent)
+            entry = self._unfinished_twin(target, data)
+            if entry is None:
+                self._push_unfinished()
+                entry = self._sign(self.key, target, data, intent)
             self._broadcast(entry)
         return self._await(entry)
 
@@ -287,11 +299,8 @@ class ChainClient:
 
     # --- inside
 
-    def _function(self, contract: str, function: str, args: Sequence[Any]) -> Any:
-        return self._contracts[contract].functions[function](*[_checksummed(arg) for arg in args])
-
     def _data(self, contract: str, function: str, args: Sequence[Any]) -> bytes:
-        return bytes.fromhex(self._function(contract, function, args)._encode_transaction_data()[2:])
+        return function_codec(contract, function, len(args)).encode(args)
 
     def _estimate(self, target: str, data: bytes, intent: str) -> int:
         try:
@@ -317,6 +326,17 @@ class ChainClient:
             if (entry.target, entry.data) == (target, data) and entry.nonce >= self._nonce("latest"):
                 return entry
         return None
+
+    def _push_unfinished(self) -> None:
+        """Send again what may never have reached the node: a later nonce would wait behind it for ever."""
+        entries = self.journal.unfinished() if self.journal else []
+        spent = self._nonce("latest") if entries else 0
+        for entry in entries:
+            if entry.nonce >= spent:
+                try:
+                    self._broadcast(entry)
+                except Rejected as exc:
+                    log.warning("%s was refused when it was sent again: %s", entry.hash, exc)
 
     def _sign(self, key: HotKey, target: str, data: bytes, intent: str) -> Entry:
         gas = self._estimate(target, data, intent)
@@ -403,13 +423,6 @@ class ChainClient:
             except (RpcError, Web3Exception, ValueError):
                 break
         return rejected(b"", intent=entry.intent, fallback=f"transaction {entry.hash} failed in block {block}")
-
-
-def _checksummed(arg: Any) -> Any:
-    """web3 takes checksummed addresses only; other parties' files and people may write them in lower case."""
-    if isinstance(arg, str) and len(arg) == 42 and arg.startswith("0x"):
-        return Web3.to_checksum_address(arg)
-    return arg
 
 
 def _refused(exc: RpcError, intent: str, address: str) -> Rejected | ChainUnavailable:

@@ -149,6 +149,7 @@ class JobMarket:
 
     def __init__(self, client: ChainClient) -> None:
         self._client = client
+        self._replicas: dict[int, int] = {}  # fixed when a job is posted
 
     # --- reading
 
@@ -189,7 +190,9 @@ class JobMarket:
         raw = self._client.call(self.NAME, "getSlots", job_id, block=block)
         if not raw:
             return ()
-        replicas = self.job(job_id, block).replicas
+        if job_id not in self._replicas:
+            self._replicas[job_id] = self.job(job_id, block).replicas
+        replicas = self._replicas[job_id]
         return tuple(
             Slot(
                 slot=index,

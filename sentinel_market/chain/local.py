@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, Final
 
 from sentinel_market.chain import guard
-from sentinel_market.chain.abis import artifact, deployment_plan
+from sentinel_market.chain.abis import artifact, deployment_plan, function
 from sentinel_market.chain.network import Network
 from sentinel_market.chain.rpc import FallbackProvider
 from sentinel_market.chain.signing import checksum_address
@@ -246,9 +246,9 @@ class LocalChain:
         values["$params"] = _in_abi_order(chosen)
         hashes = []
         for step in plan["calls"]:
-            contract = w3.eth.contract(address=addresses[step["contract"]], abi=artifact(step["contract"]).abi)  # type: ignore[call-overload]
-            bound = contract.functions[step["function"]](*[resolve(argument) for argument in step["args"]])
-            hashes.append(self.send(_GOVERNOR, to=addresses[step["contract"]], data=bound._encode_transaction_data()))
+            arguments = [resolve(argument) for argument in step["args"]]
+            data = function(step["contract"], step["function"], len(arguments)).encode(arguments)
+            hashes.append(self.send(_GOVERNOR, to=addresses[step["contract"]], data="0x" + data.hex()))
         self.receipts(hashes)
         return Network(
             rpc=self.provider.urls,
@@ -261,12 +261,10 @@ class LocalChain:
 
     def give(self, network: Network, *, gas: Sequence[str] = (), tokens: Mapping[str, int] | None = None) -> None:
         """Give gas coins to ``gas`` and mint test tokens; everything at once, then wait."""
-        from web3 import Web3
-
-        contract = Web3().eth.contract(abi=artifact("TestToken").abi)
+        faucet = function("TestToken", "faucet", 2)
         hashes = [self.send(_FAUCET, to=address, value=hex(GAS_GIFT_WEI)) for address in gas]
         for account, amount in (tokens or {}).items():
-            data = contract.encode_abi("faucet", [Web3.to_checksum_address(account), amount])
+            data = "0x" + faucet.encode([account, amount]).hex()
             hashes.append(self.send(_FAUCET, to=network.contracts["TestToken"], data=data))
         self.receipts(hashes)
 

@@ -36,10 +36,11 @@ class ChainEvent:
 class LogReader:
     """Decodes the logs of a fixed set of contracts; what others emit is passed over."""
 
-    def __init__(self, contracts: Mapping[str, Any]) -> None:
-        self._names = {contract.address: name for name, contract in contracts.items()}
+    def __init__(self, addresses: Mapping[str, str]) -> None:
+        self._names = {address: name for name, address in addresses.items()}
+        self._codec = Web3().codec
         self._events: dict[tuple[str, bytes], dict[str, Any]] = {}
-        for name in contracts:
+        for name in addresses:
             for item in artifact(name).items("event"):
                 self._events[name, keccak256(signature(item).encode())] = item
 
@@ -49,7 +50,7 @@ class LogReader:
         for start in range(from_block, to_block + 1, MAX_RANGE):
             logs = w3.eth.get_logs(
                 {
-                    "address": list(self._names),
+                    "address": [Web3.to_checksum_address(address) for address in self._names],
                     "fromBlock": start,
                     "toBlock": min(to_block, start + MAX_RANGE - 1),
                 }
@@ -66,7 +67,7 @@ class LogReader:
             item = self._events.get((name, bytes(topics[0]))) if name and topics else None
             if name is None or item is None:
                 continue
-            data = get_event_data(Web3().codec, item, entry)
+            data = get_event_data(self._codec, item, entry)
             found.append(
                 ChainEvent(
                     name=item["name"],

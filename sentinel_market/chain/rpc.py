@@ -26,8 +26,8 @@ class RevertError(Exception):
         super().__init__(message)
 
 
-class RpcError(Exception):
-    """The node answered with an error that is no revert."""
+class RpcError(ChainUnavailable):
+    """The node answered with an error that is no revert: it is behind, overloaded, or knows no such method."""
 
     def __init__(self, code: int, message: str) -> None:
         self.code = code

@@ -166,6 +166,31 @@ def test_a_call_that_ended_in_trouble_may_be_repeated(net: LocalNet, tmp_path: P
     assert int(client.w3.eth.get_transaction_count(key.address)) == 1
 
 
+def test_a_later_transaction_does_not_wait_behind_a_lost_one(net: LocalNet, tmp_path: Path) -> None:
+    client, key, _ = make(net, tmp_path, 217)
+    real = client._broadcast
+
+    def unreachable(entry: Entry) -> None:
+        raise ChainUnavailable("no RPC endpoint answers")
+
+    client._broadcast = unreachable  # type: ignore[method-assign]
+    with pytest.raises(ChainUnavailable):
+        client.token.transfer("0x" + "66" * 20, TOKEN)
+    client._broadcast = real  # type: ignore[method-assign]
+    client.token.approve(client.vault.address, 1)
+    assert client.token.balance_of("0x" + "66" * 20) == TOKEN
+    assert int(client.w3.eth.get_transaction_count(key.address)) == 2
+    assert client.reconcile() == []
+
+
+def test_trouble_of_the_node_is_recoverable(net: LocalNet) -> None:
+    client = net.client()
+    with pytest.raises(ChainUnavailable):
+        client.provider.make_request("eth_noSuchMethod", [])  # type: ignore[arg-type]
+    with pytest.raises(ChainUnavailable):
+        client.token.balance_of("0x" + "66" * 20, block=10**9)
+
+
 def test_a_nonce_spent_elsewhere_is_noticed(net: LocalNet, tmp_path: Path) -> None:
     client, key, again = make(net, tmp_path, 215)
 
