@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -41,13 +42,16 @@ class Moments:
     change_mean: Array  # mean of x - y over batch and tokens [D], float32
 
 
+@lru_cache(maxsize=64)
 def sampled_rows(num_tokens: int, num_sequences: int) -> Array:
     """At most 64 (sequence, token) pairs [n, 2], spread evenly over tokens and round over sequences."""
     count = min(NUM_ROWS, num_tokens * num_sequences)
     index = np.arange(count, dtype=np.int64)
     tokens = (index * num_tokens) // count if num_tokens >= count else index % num_tokens
     sequences = index % num_sequences if num_tokens >= count else (index // num_tokens) % num_sequences
-    return np.stack((sequences, tokens), axis=1)
+    rows = np.stack((sequences, tokens), axis=1)
+    rows.setflags(write=False)
+    return rows
 
 
 _LARGEST = float(np.finfo(np.float32).max)
@@ -59,7 +63,7 @@ def _narrow(array: Array) -> Array:
 
 
 def _sliced_torch(x: torch.Tensor, ema: torch.Tensor, directions: torch.Tensor) -> float:
-    rows = torch.from_numpy(sampled_rows(x.shape[1], x.shape[0]))
+    rows = torch.from_numpy(sampled_rows(x.shape[1], x.shape[0]).copy())
     ours = (x[rows[:, 0], rows[:, 1]].double() @ directions.double()).sort(dim=0).values
     theirs = (ema[rows[:, 1]].double() @ directions.double()).sort(dim=0).values
     return float((ours - theirs).abs().mean())

@@ -38,8 +38,8 @@ def frame_metrics(
         shift = _log(root(moments.change2) / length_in)
         if change is not None:
             usual = change.astype(np.float64)
-            apart = np.linalg.norm(moments.change_mean - usual)
-            drift = _log(float(apart) / max(float(np.linalg.norm(usual)), TINY))
+            apart = moments.change_mean - usual
+            drift = _log(root(apart.dot(apart)) / max(root(usual.dot(usual)), TINY))
     rms = _log(root(moments.out2 / elements))
     # geometric over arithmetic mean of the token norms: 0 if all tokens are equally long; noise fills up the short ones
     even = moments.log_norms / num_tokens - _log(moments.norms / num_tokens)

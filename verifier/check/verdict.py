@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -14,9 +13,9 @@ _LIMIT = 10**15
 
 def to_e6(value: float) -> int:
     """A score at the edge of the engine: ``value`` x 1e6, rounded; NaN and infinities become the largest score."""
-    if math.isnan(value):
-        return _LIMIT
-    return round(max(-1e9, min(1e9, value)) * E6)
+    if -1e9 < value < 1e9:
+        return round(value * E6)
+    return -_LIMIT if value <= -1e9 else _LIMIT
 
 
 class VerdictKind(StrEnum):
