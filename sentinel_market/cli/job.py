@@ -299,6 +299,8 @@ def watch(app: App, job_id: int, interval: float, once: bool) -> None:
     """Follow a job until its money is divided: steps, losses, verdicts. With --json one object a line."""
     import json
 
+    from sentinel_market.wire.http_client import Refused
+
     job_or_fail(app, job_id)
     since, after, state, told = 0, 0, "", ""
 
@@ -315,7 +317,7 @@ def watch(app: App, job_id: int, interval: float, once: bool) -> None:
             metrics = app.coordinator.metrics(job_id, since)
             verdicts = app.coordinator.verdicts(job_id, after)
             told = ""
-        except PeerGone as exc:
+        except (PeerGone, Refused) as exc:  # Refused: the coordinator has not indexed the job yet
             metrics, verdicts = None, []
             if str(exc) != told:
                 told = str(exc)
@@ -367,9 +369,16 @@ def pull(app: App, job_id: int, directory: Path, manifest: str | None) -> None:
 
 def newest_manifest(coordinator: CoordinatorClient, job_id: int) -> str:
     """Digest of the newest checkpoint's manifest, as the seats publish it with the steps that end an epoch."""
+    from sentinel_market.wire.http_client import Refused
+
     found, since = "", 0
     while True:
-        page = coordinator.metrics(job_id, since)
+        try:
+            page = coordinator.metrics(job_id, since)
+        except Refused as exc:
+            if exc.code != "unknown-job":  # not indexed yet, so there is no checkpoint either
+                raise
+            break
         for step in page.steps:
             found = getattr(step, "checkpoint", None) or found
         if page.next_since == since:

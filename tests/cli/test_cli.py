@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,23 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
+from sentinel_market.chain.client import ChainClient
+from sentinel_market.chain.eip712 import digest, keccak256
 from sentinel_market.chain.local import LocalChain, free_port
 from sentinel_market.chain.network import load_network
+from sentinel_market.chain.roster import ChainRoster
 from sentinel_market.cli.common import EXIT_CODES, plain, table
 from sentinel_market.cli.main import NOUNS, cli
 from sentinel_market.cli.reference import commands, render
 from sentinel_market.config import SETTINGS
+from sentinel_market.domain.job_spec import template
+from sentinel_market.domain.merkle import pay_tree
+from sentinel_market.domain.messages import Settlement, ViolationReport
 from sentinel_market.errors import Fatal
 from sentinel_market.keys import Keystore
+from sentinel_market.ports import SignedReport
+from sentinel_market.wire.dto import SettlementLeaf, SettlementProposal
+from sentinel_market.wire.http_client import CoordinatorClient, Refused
 
 TOKEN = 10**18
 ROOT = Path(__file__).parents[2]
@@ -308,6 +317,113 @@ def test_job(up: Cli, tmp_path: Path) -> None:
         assert term in refused
     file.write_text(text.replace(str(data), str(tmp_path / "nothing.txt")))
     assert "nothing.txt" in up("job", "post", "sam", file, code=2).output
+
+
+@pytest.mark.chain
+def test_everybody_takes_the_money_out_by_the_verbs(up: Cli, tmp_path: Path) -> None:
+    network = load_network(up.home / "network.json")
+    store, chain = Keystore(up.home / "keys"), LocalChain(network.rpc)
+    given = {"sue": 600, "wanda": 150, "wilma": 150, "vera": 700}
+    for name, tokens in given.items():
+        up("key", "new", name)
+        up("faucet", name, "--tokens", tokens)
+    for name, tokens in (("wanda", 100), ("wilma", 100), ("vera", 600)):
+        up("stake", "deposit", name, tokens)
+    data, file = tmp_path / "data.txt", tmp_path / "job.toml"
+    data.write_text("the quick brown fox jumps over the lazy dog\n" * 2000)
+    file.write_text(
+        template(
+            data__kind="text",
+            data__path=str(data),
+            parallelism__stages=1,
+            parallelism__replicas=2,
+            seats__num=1,
+            seats__quorum=1,
+            market__planned_seconds=60,
+        )
+    )
+    job_id = up.json("job", "post", "sue", file)["job_id"]
+    roster = {name: ChainRoster(ChainClient.connect(network, key=store.open_hot(name, "pw"))) for name in given}
+    vera = store.open_hot("vera", "pw")
+    assert roster["vera"].take_seat(job_id).index == 0
+    assert [roster[name].claim_slot(job_id).slot for name in ("wanda", "wilma")] == [0, 1]
+    assert [slot["state"] for slot in up.json("slot", "list", job_id)] == ["claimed", "claimed"]
+    assert "possible from" in up("slot", "release", "wanda", job_id, code=3).output
+
+    chain.warp(30)
+    accounts = {name: store.get(name).account for name in given}
+    amounts = {accounts["wanda"]: 10 * TOKEN, accounts["vera"]: 2 * TOKEN + 1}
+    tree = pay_tree(job_id, amounts, keccak256)
+    message = Settlement(job_id, 1, tree.root, tree.total, b"\x01" * 32)
+    signature = vera.sign(digest(network.domain("JobEscrow"), message))
+    roster["vera"].submit_root(job_id, 1, tree.root, tree.total, b"\x01" * 32, [(0, signature)])
+    assert network.coordinator is not None
+    market = network.contracts["JobMarket"]
+    with CoordinatorClient(network.coordinator, signer=vera.sign, chain_id=31337, market=market) as coordinator:
+        proposal = SettlementProposal(
+            job_id=job_id,
+            epoch=1,
+            root=tree.root.hex(),
+            total=str(tree.total),
+            step_record_hash="01" * 32,
+            leaves=[SettlementLeaf(account=a, cumulative=str(v)) for a, v in amounts.items()],
+        )
+        until(lambda: coordinator.post_settlement(proposal))
+    chain.warp(3)
+    assert up.json("pay", "claim", "wanda", "--job", job_id)["received"] == str(10 * TOKEN)
+    assert up.json("pay", "claim", "wanda")["received"] == "0"
+
+    case_id = roster["vera"].case_id(job_id, 0, 0, 2, b"\x02" * 32)
+    deadline = roster["vera"].now() + 60
+    report = ViolationReport(case_id, accounts["vera"], 2, b"\x02" * 32, b"\x03" * 32, deadline)
+    signature = vera.sign(digest(network.domain("ViolationCourt"), report))
+    signed = SignedReport(seat=0, evidence_hash=b"\x03" * 32, deadline=deadline, signature=signature)
+    roster["vera"].report(job_id, 0, 0, 2, b"\x02" * 32, [signed])
+    chain.warp(5)
+    roster["wilma"].execute(case_id)
+    assert up.json("stake", "show", "wanda")["banned"]
+    left = up.json("slot", "exit", "wilma", job_id)
+    assert left["releasable_at"] > left["exit_at"]
+    assert up.json("job", "cancel", "sue", job_id)["state"] == "closing"
+    chain.warp(10)
+    assert up.json("job", "settle", "sue", job_id)["state"] == "settled"
+
+    assert "slot 1" in str(up.json("stake", "unbond", "wilma", "--all")["released"])
+    released = up.json("stake", "unbond", "vera", "--all")["released"]
+    assert len(released) == 2, released  # the bond and the seat
+    up("stake", "unbond", "wanda", "--all")
+    chain.warp(20)
+    wallets = {}
+    for name in given:
+        up("pay", "claim", name)
+        if name != "sue":
+            up("stake", "withdraw", name)
+        shown = up.json("stake", "show", name)
+        assert {shown[key] for key in ("bonded", "unbonding", "credits")} == {"0"}, name
+        wallets[name] = int(shown["wallet"])
+    ledger = up.json("ledger", job_id)
+    money = {key: int(value) for key, value in ledger["money"].items() if key != "settled"}
+    assert ledger["problems"] == []
+    assert money["budget"] == money["paid"] + money["refunded"] + money["fee"]
+    assert money["paid"] == money["claimed"] == tree.total
+    assert wallets["wanda"] == (150 + 10 - 50) * TOKEN
+    assert wallets["wilma"] == 150 * TOKEN
+    assert wallets["vera"] == 700 * TOKEN + 2 * TOKEN + 1 + 15 * TOKEN  # its pay, and 30 % of the slash of 50
+    assert wallets["sue"] == 600 * TOKEN - tree.total - money["fee"] + 10 * TOKEN  # what the offender had been paid
+
+
+def until(action: Callable[[], object], seconds: float = 15.0) -> None:
+    """Repeat what the coordinator refuses until it has indexed the chain."""
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            action()
+        except Refused:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.1)
+        else:
+            return
 
 
 @pytest.mark.chain
