@@ -16,17 +16,18 @@ from typing import TypeVar
 
 import torch
 
+from sentinel_market.chain.announcements import signed_endpoints
 from sentinel_market.chain.client import ChainClient
 from sentinel_market.chain.eip712 import digest
 from sentinel_market.chain.network import Network, load_network
 from sentinel_market.chain.roster import ChainRoster
-from sentinel_market.chain.signing import HotKey, recover
+from sentinel_market.chain.signing import HotKey
 from sentinel_market.config import Settings
 from sentinel_market.data.corpus import Corpus, load_corpus
 from sentinel_market.domain.job_spec import JobSpec
 from sentinel_market.domain.messages import Endpoint
 from sentinel_market.domain.quote import QuoteParams
-from sentinel_market.errors import ConfigError, Fatal, PeerGone, ProtocolError, Rejected
+from sentinel_market.errors import ConfigError, Fatal, PeerGone, Rejected
 from sentinel_market.keys.keystore import Keystore
 from sentinel_market.ports import JobInfo, SeatInfo
 from sentinel_market.wire.http_client import CoordinatorClient
@@ -168,7 +169,7 @@ class _Agent:
             policy=check_policy(spec),
         )
         home = self.settings.home / "verifier" / f"job-{job_id}-seat-{mine.index}"
-        events = SeatEvents(home / "events.jsonl", coordinator, job_id, lambda slot: context.slots[slot].nonce)
+        events = SeatEvents(home / "events.jsonl", coordinator, job_id)
         outside = Outside(court=roster, escrow=roster, blobs=coordinator, events=events, params=_quote_params(client))
         seat = Seat(
             context,
@@ -234,14 +235,8 @@ class _Agent:
             except PeerGone as error:
                 log.warning("%s", error)
                 views = []
-            for view in views:
-                message = Endpoint(view.job_id, view.verifier, view.endpoint, view.issued)
-                try:
-                    signer = recover(digest(context.domain, message), bytes.fromhex(view.signature.removeprefix("0x")))
-                except (ProtocolError, ValueError):
-                    continue
-                if view.verifier != context.account and signer == context.hot_keys.get(view.verifier):
-                    self.endpoints[view.verifier] = view.endpoint
+            found = signed_endpoints(views, context.job_id, context.domain, context.hot_keys)
+            self.endpoints.update({account: at for account, at in found.items() if account != context.account})
             await asyncio.sleep(POLL_SECONDS)
 
     def _settle(self, client: ChainClient, job_id: int, seat: int) -> None:
@@ -305,7 +300,10 @@ def _write_costs(home: Path, seat: Seat) -> None:
         "process": time.process_time(),
         "sections": seat.meter.seconds,
         "replays": seat.driver.replay_micros / 1e6,
-        "workers": [{"process": p / 1e6, "overhead": o / 1e6} for p, o in seat.worker_costs.values()],
+        "workers": [
+            {"id": f"{slot}-{session}", "process": process / 1e6, "overhead": overhead / 1e6}
+            for (slot, session), (process, overhead) in seat.worker_costs.items()
+        ],
         "pid": os.getpid(),
     }
     (home / "costs.json").write_text(json.dumps(costs))

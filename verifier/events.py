@@ -10,7 +10,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from sentinel_market.errors import SentinelError
@@ -23,12 +23,11 @@ log = logging.getLogger("verifier")
 class SeatEvents:
     """The ``Events`` port. ``close`` waits until everything is written."""
 
-    def __init__(self, path: Path, coordinator: CoordinatorClient, job_id: int, nonce_of: Callable[[int], int]) -> None:
+    def __init__(self, path: Path, coordinator: CoordinatorClient, job_id: int) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
         self._coordinator = coordinator
         self._job_id = job_id
-        self._nonce_of = nonce_of
         self._bans = 0
         self._quarantines = 0
         self._jobs: queue.SimpleQueue[tuple[str, dict[str, object]] | None] = queue.SimpleQueue()
@@ -87,6 +86,7 @@ class SeatEvents:
 
     def _publish_verdict(self, data: dict[str, object]) -> None:
         kinds: dict[str, dto.VerdictName] = {
+            "suspect": "suspect",
             "quarantined": "quarantine",
             "executed": "violation",
             "false alarm": "false-alarm",
@@ -103,7 +103,7 @@ class SeatEvents:
                 dto.VerdictEvent(
                     step=int(str(data["step"])),
                     slot=slot,
-                    nonce=self._nonce_of(slot),
+                    nonce=int(str(data["nonce"])),
                     kind=kind,
                     reason=reason[:500],
                     issued=_now(),

@@ -191,10 +191,13 @@ class Payroll:
         convicts = sorted({self.holders[key] for key in self._frozen[step].offences})
         claimed = {a: await asyncio.to_thread(escrow.claimed, c.job_id, a) for a in convicts}
         counts = self._counts_of_all()
-        works = [_work(entry.account, entry, c.quorum) for entry in counts]
-        amounts = self._amounts(step, works, money.total, money.allowance, claimed)
+        amounts = self._amounts(step, self._works(counts), money.total, money.allowance, claimed)
         if amounts.total == money.total:
             return None
+        # A root repays its own transaction too: else every last root would owe another one.
+        for entry in counts:
+            entry.settlements += entry.account == c.account
+        amounts = self._amounts(step, self._works(counts), money.total, money.allowance, claimed)
         epoch = money.last_epoch + 1
         root = amounts.tree(c.job_id, keccak256).root
         proposal = pb.SettlementProposal(
@@ -247,6 +250,9 @@ class Payroll:
             )
         return found
 
+    def _works(self, counts: Iterable[pb.SeatCounts]) -> list[SeatWork]:
+        return [_work(entry.account, entry, self.context.quorum) for entry in counts]
+
     async def _collect(
         self, peers: Peers, proposal: pb.SettlementProposal, message: Settlement | JobFinish, *, finish: bool
     ) -> list[tuple[int, bytes]]:
@@ -284,7 +290,7 @@ class Payroll:
         """Compute the same root from my own receipts and sign it. Raises ProtocolError("root") when it differs."""
         c = self.context
         money = await asyncio.to_thread(self.escrow.money, c.job_id)
-        works = [_work(entry.account, entry, c.quorum) for entry in proposal.counts]
+        works = self._works(proposal.counts)
         self._check_works(proposal.step, works)
         if proposal.finish:
             return self._cosign_finish(proposal, money, works)

@@ -470,7 +470,7 @@ class Seat:
             await asyncio.to_thread(self.accuser.check_certificate, message.quarantine)
             self._take_quarantine(message.quarantine)
         elif kind == "weights_query":
-            return pb.SeatMessage(weights_answer=self._serve(message.weights_query))
+            return pb.SeatMessage(weights_answer=await self._serve(message.weights_query))
         elif kind == "counts_query":
             return pb.SeatMessage(counts=self.payroll.counts())
         elif kind == "closed":
@@ -520,8 +520,13 @@ class Seat:
             state.quarantines[quarantine.slot] = quarantine
             state.changed()
 
-    def _serve(self, query: pb.WeightsQuery) -> pb.WeightsAnswer:
-        payload = self.weights.payload(query.step, query.stage)
+    async def _serve(self, query: pb.WeightsQuery) -> pb.WeightsAnswer:
+        until = time.monotonic() + 10.0
+        # A faster seat may have finished the step whose signatures this one is still collecting.
+        while (payload := self.weights.payload(query.step, query.stage)) is None and query.step == self.step + 1:
+            if time.monotonic() > until:
+                break
+            await asyncio.sleep(0.005)
         if payload is None:
             raise ProtocolError("weights", f"weights of stage {query.stage} for step {query.step} are not kept here")
         return pb.WeightsAnswer(payload=payload)
@@ -559,7 +564,13 @@ class Seat:
         if quarantine is None:
             # It binds this driver only: no more work from here for that worker, and the claim is on record.
             self.outside.events.verdict(
-                {"kind": "false alarm", "slot": message.slot, "step": message.step, "accuser": self.context.account}
+                {
+                    "kind": "false alarm",
+                    "slot": message.slot,
+                    "nonce": message.nonce,
+                    "step": message.step,
+                    "accuser": self.context.account,
+                }
             )
             return
         self._take_quarantine(quarantine)
@@ -574,6 +585,7 @@ class Seat:
                 {
                     "kind": "quarantined",
                     "slot": slot,
+                    "nonce": quarantine.nonce,
                     "account": account,
                     "step": quarantine.step,
                     "reason": quarantine.reason,
@@ -598,6 +610,7 @@ class Seat:
                 {
                     "kind": event,
                     "slot": quarantine.slot,
+                    "nonce": quarantine.nonce,
                     "account": account,
                     "step": quarantine.step,
                     "at_step": self.step,
@@ -811,6 +824,10 @@ class Seat:
         del series[:-SERIES_LENGTH]
         if verdict.kind is VerdictKind.SUSPECT:
             log.info("step %s slot %d SUSPECT: %s", where.get("step"), slot, verdict.reason)
+            nonce = self.context.slots[slot].nonce
+            self.outside.events.verdict(
+                {"kind": "suspect", "slot": slot, "nonce": nonce, "reason": verdict.reason, **where}
+            )
 
     def _report_step(self, state: StepState, dones: dict[str, pb.Done]) -> None:
         for session in self.relay.sessions.values():

@@ -14,15 +14,14 @@ from types import FrameType
 import torch
 
 from sentinel_market.attacks import ScheduledAttack, get_attack
+from sentinel_market.chain.announcements import signed_endpoints
 from sentinel_market.chain.client import ChainClient
-from sentinel_market.chain.eip712 import digest
 from sentinel_market.chain.network import Network, load_network
 from sentinel_market.chain.roster import ChainRoster
-from sentinel_market.chain.signing import HotKey, recover
+from sentinel_market.chain.signing import HotKey
 from sentinel_market.config import Settings
 from sentinel_market.domain.job_spec import JobSpec
-from sentinel_market.domain.messages import Endpoint
-from sentinel_market.errors import ConfigError, Fatal, PeerGone, ProtocolError, Rejected
+from sentinel_market.errors import ConfigError, Fatal, PeerGone, Rejected
 from sentinel_market.keys.keystore import Keystore
 from sentinel_market.models.init import init_flat
 from sentinel_market.models.jobs import frame_shapes, model_config
@@ -179,14 +178,7 @@ class _Agent:
                 except PeerGone as error:
                     log.warning("%s", error)
                     found = []
-                for view in found:
-                    message = Endpoint(view.job_id, view.verifier, view.endpoint, view.issued)
-                    try:
-                        signer = recover(digest(domain, message), bytes.fromhex(view.signature.removeprefix("0x")))
-                    except (ProtocolError, ValueError):
-                        continue
-                    if view.job_id == job_id and signer == hot_keys.get(view.verifier):
-                        self.endpoints[view.verifier] = view.endpoint
+                self.endpoints.update(signed_endpoints(found, job_id, domain, hot_keys))
             return self.endpoints.get(account)
 
         self.worker = Worker(context, runner, endpoint_of, (flat, encoded_hash(encode(flat))))

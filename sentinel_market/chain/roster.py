@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from sentinel_market.chain.client import ChainClient
 from sentinel_market.chain.violation_court import Accusation, Vote
@@ -10,9 +11,12 @@ from sentinel_market.domain.messages import Settlement
 from sentinel_market.errors import ConfigError, Rejected
 from sentinel_market.ports import (
     CaseInfo,
+    Court,
     Deployment,
+    Escrow,
     JobInfo,
     Money,
+    Roster,
     SeatInfo,
     SignedReport,
     SlotInfo,
@@ -231,3 +235,9 @@ def _by_need(slots: Sequence[SlotInfo], replicas: int) -> list[int]:
         held[slot.slot // replicas] += slot.state != SlotState.VACANT
     vacant = [slot.slot for slot in slots if slot.state == SlotState.VACANT]
     return sorted(vacant, key=lambda slot: (held[slot // replicas], slot))
+
+
+if TYPE_CHECKING:
+
+    def _fills_the_ports(roster: ChainRoster) -> tuple[Roster, Court, Escrow]:
+        return roster, roster, roster

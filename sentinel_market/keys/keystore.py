@@ -71,15 +71,6 @@ class Keystore:
             self._write(self.path(name, kind), _new_secret(), password, light)  # type: ignore[arg-type]
         return self.get(name)
 
-    def import_secret(self, name: str, kind: Kind, secret: bytes, password: str, *, light: bool = False) -> str:
-        """Store a key that exists already; returns its address."""
-        file = self.path(name, kind)
-        if file.exists():
-            raise KeystoreError(f"{file} exists already; choose another name than {name!r}")
-        self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._write(file, secret, password, light)
-        return HotKey(secret).address
-
     def identities(self) -> list[Identity]:
         """All complete identities, by name."""
         names = sorted(file.name.removesuffix(".hot.json") for file in self.directory.glob("*.hot.json"))

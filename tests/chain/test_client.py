@@ -99,6 +99,48 @@ def test_no_gas_is_said_with_the_way_out(net: LocalNet) -> None:
     assert caught.value.name == "InsufficientGas"
 
 
+def test_a_transaction_that_fails_on_chain_is_decoded_too(net: LocalNet, tmp_path: Path) -> None:
+    client, _, _ = make(net, tmp_path, 202)
+    client._estimate = lambda *_: 200_000  # type: ignore[method-assign]  # as if the state changed after simulation
+    with pytest.raises(Rejected, match=r"holds 100 tokens, 101 tokens are needed") as caught:
+        client.token.transfer("0x" + "77" * 20, 101 * TOKEN)
+    assert caught.value.name == "ERC20InsufficientBalance"
+    assert client.journal is not None
+    assert [entry.state for entry in client.journal.entries()] == ["reverted"]
+
+
+def test_another_transaction_of_the_same_block_as_the_cause(net: LocalNet, tmp_path: Path) -> None:
+    client, key, _ = make(net, tmp_path, 203)
+    net.chain.rpc("evm_setAutomine", False)
+    net.chain.rpc("evm_setIntervalMining", 0)
+    try:
+        results: list[object] = []
+        other = net.client(key)
+        other._nonce = lambda block: 1  # type: ignore[method-assign]
+        other._estimate = client._estimate = lambda *_: 200_000  # type: ignore[method-assign]
+
+        def send(who: ChainClient) -> None:
+            try:
+                results.append(who.token.transfer("0x" + "78" * 20, 60 * TOKEN))
+            except Rejected as exc:
+                results.append(exc)
+
+        threads = [threading.Thread(target=send, args=(who,)) for who in (client, other)]
+        for thread in threads:
+            thread.start()
+        while int(client.w3.eth.get_transaction_count(client._from(), "pending")) < 2:
+            pass
+        net.chain.rpc("evm_mine")
+        for thread in threads:
+            thread.join(20)
+    finally:
+        net.chain.rpc("evm_setAutomine", True)
+        net.chain.rpc("evm_setIntervalMining", 1000)
+    (error,) = [result for result in results if isinstance(result, Rejected)]
+    assert "holds 40 tokens, 60 tokens are needed" in str(error)
+    assert len(results) == 2
+
+
 # --- the journal
 
 

@@ -228,6 +228,11 @@ def test_net(up: Cli) -> None:
     again = up("net", "up", code=2).output
     assert "running already" in again
     assert str(status["pid"]) in again
+    dead = f"http://127.0.0.1:{free_port()}"
+    refused = up("stake", "show", "0x" + "11" * 20, code=2, env={"SENTINEL_RPC": dead}).output
+    assert dead in refused
+    assert "connection refused" in refused
+    assert up("net", "status", env={"SENTINEL_RPC": f"{dead},{status['rpc'][0]}"}).exit_code == 0
     port = status["rpc"][0].rsplit(":", 1)[1]
     other = Cli(up.home.parent / "other")
     assert f"port {port}" in other("net", "up", "--rpc-port", port, code=2).output
