@@ -241,6 +241,11 @@ def run_cli(root: click.Group, args: Sequence[str] | None, prog_name: str | None
     except BrokenPipeError:
         sys.stderr.close()  # nobody reads any more: no complaint about it either
         code = 1
+    except OSError as exc:
+        code = 2 if exc.filename else 1
+        _trace()
+        text = f"{exc.filename}: {exc.strerror}; check the path and its permissions" if exc.filename else str(exc)
+        _report(as_json, type(exc).__name__, text, code)
     except Exception as exc:  # noqa: BLE001 - the last place where a bug can be turned into a message
         _trace()
         text = f"unexpected {type(exc).__name__}: {exc}; run again with SENTINEL_DEBUG=1 and report what it prints"

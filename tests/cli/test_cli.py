@@ -137,6 +137,13 @@ def test_settings_problems_are_a_user_error(home: Cli) -> None:
     assert "SENTINEL_CONFIRMATIONS" in result.output
 
 
+def test_a_home_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    result = Cli(tmp_path / "file" / "home")("key", "new", "alice", "--light", code=2)
+    assert f"{tmp_path}/file/home/keys" in result.output
+    assert "Not a directory" in result.output
+
+
 def test_other_exit_codes(home: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(error: BaseException) -> None:
         def identities(self: Keystore) -> None:
