@@ -1,43 +1,145 @@
-# Everything starts here: `make demo` and `make test` set up what they need. `make help` lists the targets.
+# Everything starts here. `make demo` and `make test` set up what they need, in any order; `make help` lists the rest.
+# Needed on the machine: Python 3.11 or newer with its venv module, make, git. Node comes as a wheel into the virtual
+# environment. Each step of the set-up leaves a stamp when it is complete, so a broken one is done again.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-builtin-rules
+
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+HARDHAT := $(BIN)/node node_modules/hardhat/dist/src/cli.js
+SOLIDITY := $(shell find contracts -name '*.sol' -not -path 'contracts/test/*' 2>/dev/null)
+ABI := sentinel_market/chain/abi
+WIRE := sentinel_market/wire
+
+# npm's own scripts must run under the wheel's Node, not under whatever the system has.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
+export HARDHAT_DISABLE_TELEMETRY := true
 
-.PHONY: help setup setup-dev contracts demo test test-fast check fmt proto abi bench soak clean
+.PHONY: help setup setup-dev contracts demo test test-fast test-contracts test-python
+.PHONY: check check-python check-tree check-contracts check-generated fmt proto abi clean
+
 help: ## list the targets
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{ printf "  make %-16s%s\n", $$1, $$2 }'
 
-$(VENV)/.runtime: requirements/runtime.lock pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed, %s is %s" % (sys.executable, sys.version.split()[0]))'
-	@echo "Downloading the pinned runtime set into $(VENV): about 400 MB of Python wheels (torch is half of it, Node comes as a wheel too) and 60 MB of npm packages."
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/runtime.lock
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
-	touch $@
+# ---- set-up
+
+# Programs in a virtual environment know its path, so that of a moved or copied checkout is made again.
+ifneq ($(shell cat $(VENV)/.made 2>/dev/null),$(CURDIR))
+$(shell rm -f $(VENV)/.made $(VENV)/.runtime $(VENV)/.package $(VENV)/.dev)
+endif
+
+# Complete only with its stamp, which names this folder. One that was interrupted while it was made is made again.
+$(VENV)/.made:
+	@if [ -z "$(PYTHON)" ]; then echo "Python 3.11 or newer is needed and was not found: install it, or say where it is: make PYTHON=..." >&2; exit 1; fi
+	@"$(PYTHON)" -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else "Python 3.11 or newer is needed, %s is %d.%d: install one, or say where it is: make PYTHON=..." % (sys.executable, v[0], v[1]))'
+	@echo "Making the virtual environment $(VENV) with $$("$(PYTHON)" --version)."
+	@rm -rf $(VENV)
+	@"$(PYTHON)" -m venv $(VENV) || { echo "The venv module of this Python does not work (on Debian: install python3-venv)." >&2; exit 1; }
+	@echo '$(CURDIR)' > $@
+
+$(VENV)/.runtime: $(VENV)/.made requirements/runtime.lock
+	@echo "Installing the pinned runtime set into $(VENV): about 400 MB of wheels to download (torch is half of it, Node"
+	@echo "comes as a wheel too), 1.5 GB on disk. Where the package index offers torch with CUDA only, several GB more:"
+	@echo "see docs/troubleshooting.md. Takes some minutes; later calls skip it."
+	@$(PIP) -r requirements/runtime.lock
+	@touch $@
+
+# The command `sentinel`, run from this checkout.
+$(VENV)/.package: $(VENV)/.runtime pyproject.toml requirements/runtime.in
+	@$(PIP) --no-deps --editable .
+	@touch $@
 
 $(VENV)/.dev: $(VENV)/.runtime requirements/dev.lock
-	@echo "Downloading the pinned test tools into $(VENV): about 60 MB."
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/dev.lock
-	touch $@
+	@echo "Installing the pinned test tools into $(VENV): about 60 MB to download."
+	@$(PIP) -r requirements/dev.lock
+	@touch $@
 
-node_modules/.installed: $(VENV)/.runtime package.json package-lock.json
-	$(BIN)/npm ci --no-audit --no-fund --loglevel=error
-	touch $@
+node_modules/.installed: $(VENV)/.runtime package.json package-lock.json .npmrc
+	@echo "Installing the contracts' tools (Hardhat, the Solidity compiler, OpenZeppelin): about 50 MB to download, 160 MB on disk."
+	@$(BIN)/npm ci --no-audit --no-fund --loglevel=error
+	@touch $@
 
-artifacts/.compiled: node_modules/.installed hardhat.config.js $(shell find contracts -name '*.sol' 2>/dev/null)
-	$(BIN)/node node_modules/hardhat/dist/src/cli.js build --quiet
-	touch $@
+artifacts/.compiled: node_modules/.installed hardhat.config.js $(SOLIDITY)
+	@echo "Compiling the contracts."
+	@$(HARDHAT) build --quiet --no-tests
+	@touch $@
 
-contracts: artifacts/.compiled ## compile the contracts
-
-setup: $(VENV)/.runtime node_modules/.installed artifacts/.compiled ## virtual environment, Node, npm packages, compiled contracts
+setup: $(VENV)/.package node_modules/.installed artifacts/.compiled ## virtual environment, Node, npm packages, compiled contracts
 
 setup-dev: setup $(VENV)/.dev ## the same and the test tools
 
-demo: setup ## the main job, end to end, on this machine
-	$(BIN)/sentinel demo $(ARGS)
+contracts: artifacts/.compiled ## compile the contracts
 
-proto: $(VENV)/.dev ## regenerate the protobuf code
-	$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=sentinel_market/wire --pyi_out=sentinel_market/wire proto/relay.proto
+# ---- use
 
+demo: setup ## the main job, end to end, on this machine; options in ARGS, e.g. make demo ARGS='--seed 3 --compare'
+	@$(BIN)/sentinel demo $(ARGS)
+
+# ---- test
+
+test: setup-dev ## every test: the contracts', then the Python ones
+	@$(MAKE) --no-print-directory test-contracts
+	@$(MAKE) --no-print-directory test-python
+
+test-contracts: setup
+	@echo "Solidity: unit, fuzz, invariant and gas tests."
+	@$(HARDHAT) test solidity
+
+test-python: setup-dev
+	@echo "Python: pytest $(PYTEST_ARGS)"
+	@$(BIN)/python -m pytest -rfE $(PYTEST_ARGS)
+
+test-fast: setup-dev ## the Python tests that need no chain and no second process
+	@$(BIN)/python -m pytest -rfE -m 'not e2e and not chain' $(PYTEST_ARGS)
+
+# ---- check
+
+check: setup-dev ## style, types, import rules, Solidity lint, and that nothing generated is out of date
+	@$(MAKE) --no-print-directory check-python check-tree check-contracts check-generated
+	@echo "All checks passed."
+
+check-python:
+	@echo "ruff";          $(BIN)/ruff check --quiet
+	@echo "ruff format";   $(BIN)/ruff format --check --quiet || { echo "run: make fmt" >&2; exit 1; }
+	@echo "mypy";          $(BIN)/mypy
+	@echo "import-linter"; out=$$($(BIN)/lint-imports 2>&1) || { echo "$$out"; exit 1; }
+
+check-tree:
+	@echo "tracked files"; $(BIN)/python scripts/check_tree.py
+
+check-contracts:
+	@echo "solhint";       $(BIN)/node node_modules/solhint/solhint.js --disc --noPoster --max-warnings 0 'contracts/**/*.sol'
+
+# What is generated and checked in: made again, compared.
+check-generated:
+	@echo "contract ABIs"; $(MAKE) --no-print-directory abi; \
+		git diff --exit-code --stat -- $(ABI) || { echo "$(ABI) was out of date: commit it" >&2; exit 1; }
+	@echo "protobuf code"; new=$$(mktemp -d); trap 'rm -rf "$$new"' EXIT; \
+		$(BIN)/python -m grpc_tools.protoc -Iproto --python_out="$$new" --pyi_out="$$new" proto/relay.proto; \
+		for file in relay_pb2.py relay_pb2.pyi; do \
+			diff -q "$$new/$$file" $(WIRE)/$$file >/dev/null || { echo "$(WIRE)/$$file is out of date: make proto" >&2; exit 1; }; \
+		done
+	@echo "docs/cli.md";   $(BIN)/python -m sentinel_market.cli.reference | diff -q - docs/cli.md >/dev/null \
+		|| { echo "docs/cli.md is out of date: $(BIN)/python -m sentinel_market.cli.reference > docs/cli.md" >&2; exit 1; }
+
+# ---- make again
+
+fmt: $(VENV)/.dev ## sort imports and format
+	@$(BIN)/ruff check --quiet --fix-only --select I
+	@$(BIN)/ruff format --quiet
+
+proto: $(VENV)/.dev ## the protobuf code, from proto/relay.proto
+	@$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=$(WIRE) --pyi_out=$(WIRE) proto/relay.proto
+
+abi: artifacts/.compiled ## the contracts' ABI and bytecode in sentinel_market/chain/abi
+	@$(BIN)/node scripts/export_abi.mjs
+
+clean: ## remove what was built and installed; runs/ and .sentinel/ (keys!) stay
+	rm -rf $(VENV) node_modules artifacts cache build *.egg-info
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -not -path './runs/*' -prune -exec rm -rf {} +
