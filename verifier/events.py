@@ -81,6 +81,8 @@ class SeatEvents:
                 quarantines=self._quarantines,
                 bans=self._bans,
                 validation_loss=_number(data.get("validation_loss")),
+                checkpoint=_text(data.get("checkpoint")),
+                record=_text(data.get("record")),
             )
         )
 
@@ -130,6 +132,10 @@ class SeatEvents:
 
 def _number(value: object) -> float | None:
     return None if value is None else float(str(value))
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)
 
 
 def _now() -> int:

@@ -712,7 +712,15 @@ class Seat:
     ) -> None:
         loss = await asyncio.to_thread(self._validation_loss, flats)
         self.last_validation = loss
-        self.outside.events.step({"step": step, "validation_loss": loss, "checkpoint": closed.record.checkpoint.hex()})
+        record = await asyncio.to_thread(self.outside.blobs.put, closed.signed.SerializeToString(deterministic=True))
+        self.outside.events.step(
+            {
+                "step": step,
+                "validation_loss": loss,
+                "checkpoint": closed.record.checkpoint.hex(),
+                "record": record,
+            }
+        )
         try:
             await asyncio.to_thread(checkpoint.read_back, self.outside.blobs, closed.record.checkpoint, new_weights)
             async with self._settling:

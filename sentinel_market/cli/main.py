@@ -13,7 +13,7 @@ from sentinel_market.cli.common import EXIT_CODES, run_cli
 from sentinel_market.config import SETTINGS
 
 NOUNS: Final[dict[str, tuple[str, str]]] = {
-    "demo": ("sentinel_market.cli.demo:demo", "The whole market on this machine: train, cheat, catch, pay."),
+    "demo": ("sentinel_market.demo.command:demo", "The whole market on this machine: train, cheat, catch, pay."),
     "net": ("sentinel_market.cli.net:net", "Start, stop and look at a local network."),
     "key": ("sentinel_market.cli.key:key", "Make and show identities: a cold account and a hot key each."),
     "faucet": ("sentinel_market.cli.faucet:faucet", "Play money on a local network."),

@@ -318,4 +318,12 @@ def _merged(step: int, bodies: Sequence[Mapping[str, Any]]) -> dto.StepView:
         quarantines=max(body["quarantines"] for body in bodies),
         bans=max(body["bans"] for body in bodies),
         validation_loss=sum(held_out) / len(held_out) if held_out else None,
+        checkpoint=_newest(bodies, "checkpoint"),
+        record=_newest(bodies, "record"),
     )
+
+
+def _newest(bodies: Sequence[Mapping[str, Any]], key: str) -> str | None:
+    """The digest that a seat published last, if any did."""
+    found = [(int(body["issued"]), str(body[key])) for body in bodies if body.get(key)]
+    return max(found)[1] if found else None

@@ -54,7 +54,7 @@ class Display:
     def event(self, text: str) -> None:
         self.progress.events.append(text)
         if self._live is None:
-            self.console.print(f"  {text}", highlight=False, markup=False)
+            self.console.print(f"  {text}", highlight=False, markup=False, soft_wrap=True)
         self.update()
 
     def step(self, data: Mapping[str, object]) -> None:
@@ -75,7 +75,7 @@ class Display:
             self._live.update(self._panel())
         elif p.step // LINE_EVERY_STEPS > self._lined // LINE_EVERY_STEPS or p.step == p.steps - 1 != self._lined:
             self._lined = p.step
-            self.console.print(self._line(), highlight=False, markup=False)
+            self.console.print(self._line(), highlight=False, markup=False, soft_wrap=True)
 
     def _line(self) -> str:
         p = self.progress

@@ -76,6 +76,10 @@ class StepMetrics(Strict):
     bans: Count = 0
     """Workers banned so far, in all."""
     validation_loss: Finite | None = None
+    checkpoint: Hex32 | None = None
+    """Blob of the checkpoint's manifest, at the end of an epoch."""
+    record: Hex32 | None = None
+    """Blob of the signed step record that names the manifest: what ties it to the chain."""
 
 
 class VerdictEvent(Strict):
@@ -215,6 +219,8 @@ class StepView(Answer):
     quarantines: int
     bans: int
     validation_loss: float | None
+    checkpoint: str | None = None
+    record: str | None = None
 
 
 class MetricsView(Answer):

@@ -15,7 +15,7 @@ from verifier.check.verdict import E6
 
 VERSION = 1
 # sentinel.md sections 2 and 3. Distances and norms are kept as logarithms: fences on ratios follow shrinking gradients.
-FRAME_METRICS = ("l1", "l2", "sfr", "sw", "align", "rms", "even", "cosine", "gain", "change", "drift")
+FRAME_METRICS = ("l1", "l2", "sfr", "sw", "align", "rms", "even", "cosine", "blur", "gain", "change", "drift")
 LOSS_METRICS = ("mean", "std", "zeros")
 
 

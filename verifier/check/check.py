@@ -27,6 +27,7 @@ FLOORS = {
     "rms": 0.02,
     "even": 0.01,
     "cosine": 0.008,
+    "blur": 0.012,
     "gain": 0.02,
     "change": 0.02,
     "drift": 0.1,
@@ -35,7 +36,7 @@ FLOORS = {
     "zeros": 0.005,
 }
 # In warm-up the window is young and perhaps a third of it hostile: only these are judged, by these wide spreads.
-EARLY = {"align": 0.15, "cosine": 0.06, "gain": 0.15, "change": 0.2, "rms": 0.25, "even": 0.08}
+EARLY = {"align": 0.15, "cosine": 0.06, "blur": 0.08, "gain": 0.15, "change": 0.2, "rms": 0.25, "even": 0.08}
 UPPER_ONLY = {"sfr", "zeros"}
 
 IDENTITY = math.log(1e-3)  # |out - in| / |in| of a stage that did nothing

@@ -24,7 +24,7 @@ def frame_metrics(
     mean(out - in). Distances to the EMA: the paper's four (sentinel.md, section 2); the rest is ours (section 3)."""
     elements = num_tokens * width
     root = math.sqrt
-    l1 = l2 = sfr = sw = align = cosine = gain = shift = drift = ABSENT
+    l1 = l2 = sfr = sw = align = cosine = blur = gain = shift = drift = ABSENT
     if has_ema:
         l1 = _log(moments.l1 / elements)
         l2 = _log(root(moments.l2) / max(root(moments.ema2), TINY))
@@ -43,7 +43,10 @@ def frame_metrics(
     rms = _log(root(moments.out2 / elements))
     # geometric over arithmetic mean of the token norms: 0 if all tokens are equally long; noise fills up the short ones
     even = moments.log_norms / num_tokens - _log(moments.norms / num_tokens)
-    return l1, l2, sfr, sw, align, rms, even, cosine, gain, shift, drift
+    if has_input:
+        # in honest frames evenness and cosine rise and fall together; noise raises the one and lowers the other
+        blur = even - cosine
+    return l1, l2, sfr, sw, align, rms, even, cosine, blur, gain, shift, drift
 
 
 def loss_metrics(loss: torch.Tensor) -> tuple[tuple[float, ...], float]:
