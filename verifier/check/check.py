@@ -27,7 +27,7 @@ FLOORS = {
     "rms": 0.02,
     "even": 0.01,
     "cosine": 0.008,
-    "blur": 0.012,
+    "blur": 0.025,
     "gain": 0.02,
     "change": 0.02,
     "drift": 0.1,
