@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sentinel_market.cli.common import App, job_or_fail, table, tokens, verb
-from sentinel_market.errors import ConfigError, JobSpecError, PeerGone, SentinelError
+from sentinel_market.errors import ChainMismatch, ConfigError, JobSpecError, PeerGone, SentinelError
 
 if TYPE_CHECKING:
     from sentinel_market.chain.market_params import ParamSet
@@ -353,25 +353,29 @@ def _step_text(step: Any) -> str:
 @click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
 @click.option("--manifest", help="Digest of the checkpoint's manifest (64 hex digits); by default the newest one's.")
 def pull(app: App, job_id: int, directory: Path, manifest: str | None) -> None:
-    """Collect the model of a job: safetensors and a Hugging Face config. Every part is checked against its digest."""
+    """Collect the model of a job: safetensors and a Hugging Face config. Every part is checked against its digest, and
+    the checkpoint against a step record that a quorum of the job's seats (as the chain names them) signed."""
     found = job_or_fail(app, job_id)
     client = app.coordinator
     spec = client.spec(found.spec_digest)
-    digest = manifest or newest_manifest(client, job_id)
-    if len(digest) != 64 or set(digest) - set("0123456789abcdef"):
-        raise ConfigError(f"--manifest {digest!r} is not 64 lower-case hex digits")
+    if manifest is not None and (len(manifest) != 64 or set(manifest) - set("0123456789abcdef")):
+        raise ConfigError(f"--manifest {manifest!r} is not 64 lower-case hex digits")
+    digest, record = newest_checkpoint(client, job_id) if manifest is None else (manifest, None)
+    proof = "believed: --manifest names it and no record was asked for"
+    if record is not None:
+        proof = check_record(app, job_id, found.quorum, digest, client.get(record))
     step, files = export_checkpoint(client, spec, job_id, digest, directory)
     app.emit(
-        {"job_id": job_id, "step": step, "manifest": digest, "files": [str(path) for path in files]},
-        f"the model after step {step} is in {directory}:\n" + "\n".join(f"  {path}" for path in files),
+        {"job_id": job_id, "step": step, "manifest": digest, "proof": proof, "files": [str(path) for path in files]},
+        f"the model after step {step} is in {directory} ({proof}):\n" + "\n".join(f"  {path}" for path in files),
     )
 
 
-def newest_manifest(coordinator: CoordinatorClient, job_id: int) -> str:
-    """Digest of the newest checkpoint's manifest, as the seats publish it with the steps that end an epoch."""
+def newest_checkpoint(coordinator: CoordinatorClient, job_id: int) -> tuple[str, str]:
+    """Digests of the newest checkpoint's manifest and of its signed step record, as the seats publish them."""
     from sentinel_market.wire.http_client import Refused
 
-    found, since = "", 0
+    found, since = ("", ""), 0
     while True:
         try:
             page = coordinator.metrics(job_id, since)
@@ -380,16 +384,42 @@ def newest_manifest(coordinator: CoordinatorClient, job_id: int) -> str:
                 raise
             break
         for step in page.steps:
-            found = getattr(step, "checkpoint", None) or found
+            if step.checkpoint and step.record:
+                found = (step.checkpoint, step.record)
         if page.next_since == since:
             break
         since = page.next_since
-    if not found:
+    if not found[0]:
         raise ConfigError(
             f"no checkpoint of job {job_id} is known at the coordinator (one is made at the end of each epoch); "
             "wait, or name one with --manifest"
         )
     return found
+
+
+def check_record(app: App, job_id: int, quorum: int, manifest: str, data: bytes) -> str:
+    """What ties a manifest to the chain: a step record with its digest, signed by a quorum of the job's seats."""
+    from google.protobuf.message import DecodeError
+
+    from sentinel_market.chain.eip712 import digest
+    from sentinel_market.chain.signing import recover
+    from sentinel_market.domain.messages import StepRecord
+    from sentinel_market.wire.records import check_quorum
+    from sentinel_market.wire.relay_pb2 import SignedRecord
+
+    domain = app.network.domain("JobMarket")
+
+    def signer(record: StepRecord, signature: bytes) -> str:
+        return recover(digest(domain, record), signature)
+
+    hot_keys = {seat.account: seat.hot_key for seat in app.reader.market.seats(job_id)}
+    try:
+        record = check_quorum(job_id, SignedRecord.FromString(data), signer, hot_keys, quorum)
+    except (DecodeError, SentinelError) as exc:
+        raise ChainMismatch(f"the coordinator's step record of job {job_id} proves nothing: {exc}") from None
+    if record.checkpoint.hex() != manifest:
+        raise ChainMismatch(f"the seats signed the checkpoint {record.checkpoint.hex()}, not {manifest}")
+    return f"its record of step {record.step} is signed by {quorum} or more of the job's seats"
 
 
 def export_checkpoint(

@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -186,7 +187,7 @@ def write_files(market: LocalMarket, runs: dict[str, JobRun], summary: dict[str,
         directory / "report.html",
         summary,
         curves=[Curve(name=name, points=one.losses) for name, one in runs.items()],
-        distances=_distances(run),
+        distances=_distances(market, run),
         ledger_rows=ledger,
         extras=ReportExtras(
             title="Sentinel Market: the main job",
@@ -212,7 +213,7 @@ def _export(market: LocalMarket, run: JobRun, directory: Path) -> str:
     return bytes(tokens).decode("utf-8", errors="replace")
 
 
-def _distances(run: JobRun) -> list[DistanceSeries]:
+def _distances(market: LocalMarket, run: JobRun) -> list[DistanceSeries]:
     """For each convict the metric that crossed its fence farthest, over its last frames."""
     found = []
     for hostile in run.cast.hostiles:
@@ -233,7 +234,7 @@ def _distances(run: JobRun) -> list[DistanceSeries]:
         fences = [(p[0], (p[3] if upper else p[2])) for p in points]
         found.append(
             DistanceSeries(
-                worker=run.cast.workers[hostile.slot],
+                worker=market.people[run.cast.workers[hostile.slot]].account,
                 stage=hostile.slot // run.settings.replicas,
                 replica=hostile.slot % run.settings.replicas,
                 metric=metric,
@@ -259,15 +260,16 @@ def _excess(points: list[tuple[int, int, int | None, int | None]]) -> float:
 
 def print_table(console: Console, run: JobRun, summary: dict[str, Any]) -> None:
     """Who did what: one narrow row each, then the reasons of the bans in full lines."""
-    table = Table(title=f"Job {run.job_id}: who did what (stakes and pay in tokens)", title_justify="left")
-    table.add_column("who", no_wrap=True)
-    for name in ("attack", "quarantined", "banned"):
+    title = f"Job {run.job_id}: who did what (stakes and pay in tokens)"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
+    for name in ("who", "stage", "attack", "quarantined", "banned"):
         table.add_column(name, no_wrap=True)
-    for name in ("stake before", "after", "pay"):
+    for name in ("stake", "after", "pay"):
         table.add_column(name, justify="right", no_wrap=True)
     for slot, row in enumerate(summary["workers"]):
         table.add_row(
-            f"worker {slot} (stage {row['stage']})",
+            f"worker {slot}",
+            str(row["stage"]),
             row["attack"] or "",
             _step(row["quarantined_at_step"]),
             _step(row["banned_at_step"]) if row["banned"] else "",
@@ -278,7 +280,7 @@ def print_table(console: Console, run: JobRun, summary: dict[str, Any]) -> None:
     for index, row in enumerate(summary["verifiers"]):
         name = run.cast.verifiers[index]
         before, after = (_tokens(stakes[name], 0) for stakes in (run.stake_before, run.stake_after))
-        table.add_row(f"verifier {index}", "", "", "", before, after, _tokens(row["paid"]))
+        table.add_row(f"verifier {index}", "", "", "", "", before, after, _tokens(row["paid"]))
     console.print(table)
     for slot, row in enumerate(summary["workers"]):
         if row["reason"]:
