@@ -1,4 +1,6 @@
-"""Demos over several seeds, one line of JSON each, resumable: `python bench/seeds.py --seeds 0-9 --file runs/seeds.jsonl`.
+"""Demos over several seeds, one line of JSON each, resumable.
+
+    python bench/seeds.py --seeds 0-9 --file runs/seeds.jsonl
 
 With --honest no worker cheats: the spread of the held-out loss over seeds. Seeds that the file holds already are not
 run again. Prints a table and the figures of issue "The main job": how many hostile workers were banned, how many

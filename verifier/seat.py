@@ -24,7 +24,7 @@ from sentinel_market.ports import BlobStore, Court, Escrow, Events, SlotInfo
 from sentinel_market.wire import relay_pb2 as pb
 from sentinel_market.wire.records import from_record
 from sentinel_market.wire.tensors import encode, tensor_hash
-from verifier import checkpoint
+from verifier import archive, checkpoint
 from verifier.accuse import Accuser
 from verifier.check.verdict import Verdict, VerdictKind
 from verifier.context import SeatContext
@@ -42,7 +42,8 @@ log = logging.getLogger("verifier")
 
 PEER_PATIENCE_SECONDS = 6.0
 """A seat that is silent for longer is named and the run stops (shadow promotion comes with number 4)."""
-STEP_SECONDS = 180.0
+STEP_TASKS = 40
+"""A step that lasts longer than this many task time-outs stands still."""
 CLOSE_SECONDS = 300.0
 SERIES_LENGTH = 120
 
@@ -93,6 +94,7 @@ class Seat:
         self.accuser = Accuser(
             context, self.peers, self.weights, outside.court, self.meter, home / "evidence", self._data_hashes
         )
+        self._archive = archive.Archive(home / "records.jsonl")
         self.driver = Driver(
             context,
             self.relay,
@@ -152,7 +154,7 @@ class Seat:
         except* SentinelError as group:
             raise _first(group) from None
         except* TimeoutError:
-            raise Fatal(f"step {self.step} did not end within {STEP_SECONDS:g} s ({self.phase})") from None
+            raise Fatal(f"step {self.step} did not end within {self._step_limit():.0f} s ({self.phase})") from None
         finally:
             for task in (watch, work, *self._accusations):
                 task.cancel()
@@ -163,7 +165,7 @@ class Seat:
         training = self.context.spec.training
         self._began = time.monotonic()
         for step in range(training.steps):
-            await asyncio.wait_for(self._one_step(step), STEP_SECONDS)
+            await asyncio.wait_for(self._one_step(step), self._step_limit())
         await self._close_job()
 
     async def stop(self, code: str, message: str) -> None:
@@ -222,6 +224,9 @@ class Seat:
             await asyncio.sleep(0.02)
 
     # ---- one step
+
+    def _step_limit(self) -> float:
+        return STEP_TASKS * self.driver.time_limit()
 
     def _state(self, step: int) -> StepState:
         state = self.book.get(step)
@@ -362,6 +367,7 @@ class Seat:
             raise Fatal(f"the seats disagree about step {state.step}: {len(signatures)} of {c.quorum} signed alike")
         signed = from_record(record, new_weights, new_states, signatures)
         self.last = Finished(record, mine.record_hash, signed)
+        self._archive.append(archive.line(signed, dones, state))
         self._adopt(state, updates, signed)
         self._report_step(state, dones)
         self._prosecute_new(state)

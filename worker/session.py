@@ -56,6 +56,8 @@ class WorkerContext:
     quorum: int
     shapes: FrameShapes
     state_dir: Path
+    duplicate_patience: float = 20.0
+    """Seconds to keep trying while seats say that this slot has a live session: it may be our own, not noticed dead."""
 
 
 @dataclass
@@ -102,6 +104,7 @@ class Worker:
         self.reason = ""
         self.finished = False
         self._fatal: Fatal | None = None
+        self._duplicate_since = 0.0
         self._inbox: queue.SimpleQueue[tuple[SeatLink, pb.ToWorker] | None] = queue.SimpleQueue()
         self._parked: list[tuple[SeatLink, pb.ToWorker]] = []
         self._stopping = threading.Event()
@@ -213,6 +216,7 @@ class Worker:
         link.send(pb.ToSeat(proof=pb.HelloProof(signature=c.key.sign(signed))))
         self._expect(link, incoming, "welcome")
         link.open = True
+        self._duplicate_since = 0.0
         log.info("session open with seat %s", link.seat.account)
         if self.runner.step >= 0:
             link.send(self._ready())
@@ -478,6 +482,11 @@ class Worker:
 
     def _goodbye(self, link: SeatLink, goodbye: pb.Goodbye) -> None:
         log.info("seat %s says goodbye: %s %s", link.seat.account, goodbye.code, goodbye.message)
+        if goodbye.code == "duplicate" and not any(other.open for other in self.links):
+            self._duplicate_since = self._duplicate_since or time.monotonic()
+            if time.monotonic() - self._duplicate_since > self.context.duplicate_patience:
+                self._fatal = Fatal(f"{goodbye.code}: {goodbye.message}. Stop the other process, then start this one")
+                self.stop(goodbye.code)
         if goodbye.retry:
             return
         self._done_links.add(link.seat.account)

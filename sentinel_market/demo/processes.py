@@ -84,5 +84,5 @@ def _run(arguments: list[str], environment: dict[str, str], log: str) -> None:
     logging.getLogger("httpx").setLevel(logging.WARNING)
     from sentinel_market.cli.main import cli
 
-    print(f"pid {os.getpid()}: sentinel {' '.join(arguments)}", flush=True)
+    os.write(1, f"pid {os.getpid()}: sentinel {' '.join(arguments)}\n".encode())
     cli.main(args=arguments)
