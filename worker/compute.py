@@ -57,6 +57,7 @@ class StageRunner:
 
     def __post_init__(self) -> None:
         self.module = Stage(self.config, self.stage, self.num_stages)
+        self._sum = torch.zeros_like(self.module.flat_grad)
         self._kept: dict[Key, _Kept] = {}
         self._sketch: Sketch | None = None
 
@@ -71,7 +72,7 @@ class StageRunner:
     def load(self, step: int, flat: torch.Tensor, weights_hash: bytes) -> None:
         """Begin ``step`` from these canonical weights [N]; everything of the step before is dropped."""
         self.module.load_flat(flat)
-        self.module.zero_grad_flat()
+        self._sum.zero_()
         self.step, self.weights_hash = step, weights_hash
         self._kept.clear()
         self.summed.clear()
@@ -120,9 +121,12 @@ class StageRunner:
         assert self._sketch is not None, "weights are loaded before any task is admitted"
         if self.attack is not None and self.attack.skips_compute(self.step):
             return torch.zeros(64)
-        before = self._sketch.sketch(self.module.flat_grad) if self.summed else torch.zeros(64)
+        # From zero each time, then added: what one driver makes of the sum (NaN, 1e30) must not reach the sketch of
+        # another driver's microbatch, because a recompute convicts by it.
+        self.module.zero_grad_flat()
         backward()
-        return self._sketch.sketch(self.module.flat_grad) - before
+        self._sum += self.module.flat_grad
+        return self._sketch.sketch(self.module.flat_grad)
 
     def _attacked(
         self,
@@ -151,4 +155,4 @@ class StageRunner:
 
     def gradient(self) -> torch.Tensor:
         """A copy of the accumulator [N]."""
-        return self.module.flat_grad.detach().clone()
+        return self._sum.clone()

@@ -35,7 +35,7 @@ class Watermark:
                 f"{self.path} is damaged ({error}); restore it from a backup or leave the slot: "
                 "signing without it could equivocate",
             ) from error
-        if not isinstance(value, int) or value < 1:
+        if type(value) is not int or value < 1:
             raise ProtocolError("watermark", f"{self.path} holds {value!r}, expected a positive integer")
         return value
 

@@ -1,0 +1,124 @@
+"""The stage runner: what it refuses, and that its sums are sums."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sentinel_market.errors import ProtocolError
+from sentinel_market.models.init import init_flat
+from sentinel_market.models.jobs import model_config
+from sentinel_market.models.sketch import Sketch
+from sentinel_market.models.stage import Stage
+from tests.worker.rig import small_spec
+from worker.compute import StageRunner
+
+SPEC = small_spec()
+CONFIG = model_config(SPEC)
+SHAPE = (4, 8, 16)
+
+
+def runner(stage: int) -> StageRunner:
+    found = StageRunner(CONFIG, stage, 2, 1)
+    found.load(0, init_flat(CONFIG, stage, 2, SPEC.seed), b"h" * 32)
+    return found
+
+
+def activation(seed: int) -> torch.Tensor:
+    return torch.randn(SHAPE, generator=torch.Generator().manual_seed(seed))
+
+
+def tokens(seed: int) -> torch.Tensor:
+    return torch.randint(0, 256, SHAPE[:2], generator=torch.Generator().manual_seed(seed))
+
+
+def own_gradient(stage: int, x: torch.Tensor, incoming: torch.Tensor) -> torch.Tensor:
+    """The parameter gradient [N] of one microbatch alone."""
+    module = Stage(CONFIG, stage, 2)
+    module.load_flat(init_flat(CONFIG, stage, 2, SPEC.seed))
+    if stage == 1:
+        module.token_loss(x, incoming).mean().backward()
+    else:
+        module(x).backward(incoming)
+    return module.flat_grad.clone()
+
+
+def test_a_backward_without_its_forward_is_refused() -> None:
+    stage = runner(0)
+    with pytest.raises(ProtocolError) as caught:
+        stage.backward(("0xA", 1), activation(0))
+    assert caught.value.code == "dispatch"
+    stage.forward(("0xA", 1), 0, tokens(0))
+    with pytest.raises(ProtocolError, match="dispatch"):
+        stage.backward(("0xB", 1), activation(0))  # another verifier's
+    stage.backward(("0xA", 1), activation(0))
+    with pytest.raises(ProtocolError, match="dispatch"):
+        stage.backward(("0xA", 1), activation(0))  # twice
+    assert torch.count_nonzero(stage.gradient())
+
+
+def test_a_gradient_of_another_shape_is_refused_and_adds_nothing() -> None:
+    stage = runner(0)
+    stage.forward(("0xA", 1), 0, tokens(0))
+    with pytest.raises(ProtocolError) as caught:
+        stage.backward(("0xA", 1), torch.randn(4, 8, 15))
+    assert caught.value.code == "shape"
+    assert not torch.count_nonzero(stage.gradient())
+
+
+def test_loading_weights_forgets_the_step() -> None:
+    stage = runner(0)
+    stage.forward(("0xA", 1), 0, tokens(0))
+    stage.forward(("0xA", 2), 1, tokens(1))
+    stage.backward(("0xA", 1), activation(0))
+    stage.summed[b"c"] = 0
+    stage.load(1, init_flat(CONFIG, 0, 2, 5), b"i" * 32)
+    assert not torch.count_nonzero(stage.gradient())
+    assert not stage.summed
+    with pytest.raises(ProtocolError, match="dispatch"):
+        stage.backward(("0xA", 2), activation(0))
+
+
+@pytest.mark.parametrize("stage_index", [0, 1])
+def test_the_gradient_is_the_sum_over_the_set_and_each_sketch_is_its_own_share(stage_index: int) -> None:
+    stage = runner(stage_index)
+    sketch = Sketch(1, 0)
+    expected = torch.zeros_like(stage.gradient())
+    for index in range(4):
+        if stage_index == 1:
+            x, incoming = activation(index), tokens(index)
+            _, done = stage.loss(x.clone(), incoming)
+        else:
+            x, incoming = tokens(index), activation(index)
+            stage.forward(("0xA", index), index, x)
+            done = stage.backward(("0xA", index), incoming)
+        stage.summed[bytes([index])] = index
+        mine = own_gradient(stage_index, x, incoming)
+        expected += mine
+        assert torch.allclose(done.sketch, sketch.sketch(mine), rtol=1e-4, atol=1e-4 * float(mine.norm()))
+    assert torch.allclose(stage.gradient(), expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf"), 1e30])
+def test_one_poisoned_gradient_does_not_spoil_the_sketch_of_the_next_microbatch(poison: float) -> None:
+    """Its driver may be hostile: the sketch that an honest driver gets next must still be right, for a recompute
+    convicts by it."""
+    stage = runner(0)
+    stage.forward(("0xhostile", 1), 0, tokens(0))
+    stage.forward(("0xhonest", 1), 1, tokens(1))
+    stage.backward(("0xhostile", 1), torch.full(SHAPE, poison))
+    stage.summed[b"poisoned"] = 0
+    done = stage.backward(("0xhonest", 1), activation(1))
+    expected = Sketch(1, 0).sketch(own_gradient(0, tokens(1), activation(1)))
+    assert torch.allclose(done.sketch, expected, rtol=1e-4, atol=1e-4 * float(expected.norm()))
+
+
+def test_a_task_that_fails_in_the_middle_adds_nothing_to_the_sum() -> None:
+    stage = runner(1)
+    stage.loss(activation(0), tokens(0))
+    before = stage.gradient()
+    with pytest.raises((IndexError, RuntimeError)):
+        stage.loss(activation(1), tokens(1) + 100_000)
+    with pytest.raises((IndexError, RuntimeError)):
+        runner(0).forward(("0xA", 1), 0, tokens(1) - 100_000)
+    assert torch.equal(stage.gradient(), before)
