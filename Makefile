@@ -20,11 +20,11 @@ WIRE := sentinel_market/wire
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export HARDHAT_DISABLE_TELEMETRY := true
 
-.PHONY: help setup setup-dev contracts demo test test-fast test-contracts test-python
+.PHONY: help setup setup-dev contracts demo bench test test-fast test-contracts test-python
 .PHONY: check check-python check-tree check-contracts check-generated fmt proto abi clean
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{ printf "  make %-16s%s\n", $$1, $$2 }'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{ printf "  make %-14s%s\n", $$1, $$2 }'
 
 # ---- set-up
 
@@ -79,6 +79,9 @@ contracts: artifacts/.compiled ## compile the contracts
 
 demo: setup ## the main job, end to end, on this machine; options in ARGS, e.g. make demo ARGS='--seed 3 --compare'
 	@$(BIN)/sentinel demo $(ARGS)
+
+bench: setup ## demos over several seeds and their figures; options in ARGS, e.g. make bench ARGS='--seeds 0-9'
+	@$(BIN)/python bench/seeds.py $(ARGS)
 
 # ---- test
 
