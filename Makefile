@@ -66,7 +66,7 @@ node_modules/.installed: $(VENV)/.runtime package.json package-lock.json .npmrc
 
 artifacts/.compiled: node_modules/.installed hardhat.config.js $(SOLIDITY)
 	@echo "Compiling the contracts."
-	@$(HARDHAT) build --quiet --no-tests
+	@out=$$($(HARDHAT) build --quiet --no-tests 2>&1) || { echo "$$out" >&2; exit 1; }
 	@touch $@
 
 setup: $(VENV)/.package node_modules/.installed artifacts/.compiled ## virtual environment, Node, npm packages, compiled contracts
