@@ -261,7 +261,7 @@ def _excess(points: list[tuple[int, int, int | None, int | None]]) -> float:
 def print_table(console: Console, run: JobRun, summary: dict[str, Any]) -> None:
     """Who did what: one narrow row each, then the reasons of the bans in full lines."""
     title = f"Job {run.job_id}: who did what (stakes and pay in tokens)"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0)
     for name in ("who", "stage", "attack", "quarantined", "banned"):
         table.add_column(name, no_wrap=True)
     for name in ("stake", "after", "pay"):
