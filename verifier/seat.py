@@ -659,6 +659,7 @@ class Seat:
         log.info("slot %d: session open", session.slot.slot)
         # One that was ready a moment ago follows by itself; an older one is no use before it has joined again.
         session.fresh = lambda step: step >= self.step - 2
+        self._hand_out_receipts()
         reducer = self.reducers.get(session.stage)
         if reducer is None or self.last is None:
             return

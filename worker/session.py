@@ -19,6 +19,7 @@ from pathlib import Path
 
 import grpc
 import torch
+from google.protobuf.message import DecodeError
 
 from sentinel_market.chain.eip712 import Domain, digest
 from sentinel_market.chain.signing import HotKey, recover
@@ -79,7 +80,9 @@ class SeatLink:
     open: bool = False
     forwards: dict[int, _Forwarded] = field(default_factory=dict)
     receipt_step: int = -1
-    served_step: int = -1
+    receipt_units: int = 0
+    unpaid: list[int] = field(default_factory=list)
+    """Steps that were served and are under no receipt yet, in order."""
 
     def send(self, message: pb.ToSeat) -> None:
         self.outbox.put(message)
@@ -110,6 +113,7 @@ class Worker:
         self._stopping = threading.Event()
         self._hot_keys = {seat.account: seat.hot_key for seat in context.seats}
         self._done_links: set[str] = set()
+        self._turned_away: set[str] = set()
         self.links = [self._link(seat) for seat in context.seats]
         if genesis is not None:
             self.runner.load(0, *genesis)
@@ -162,6 +166,8 @@ class Worker:
             except ProtocolError as error:
                 log.warning("seat %s at %s: %s", link.seat.account, endpoint, error)
             link.open = False
+            if self._done_links:
+                self._inbox.put((link, pb.ToWorker()))  # the compute thread looks whether that was the last one
             self._stopping.wait(RECONNECT_SECONDS)
 
     def _converse(self, link: SeatLink, channel: grpc.Channel) -> None:
@@ -249,7 +255,9 @@ class Worker:
                 self._receipt(link, message.receipt)
             elif kind == "goodbye":
                 self._goodbye(link, message.goodbye)
-        except ProtocolError as error:
+            self._finish_if_done()
+        except (ProtocolError, ValueError) as broken:
+            error = broken if isinstance(broken, ProtocolError) else ProtocolError("message", str(broken)[:200])
             log.warning("refused a %s of seat %s: %s", kind, link.seat.account, error)
             dispatch = message.task.dispatch if kind == "task" else 0
             step = message.task.step if kind == "task" else message.sum.step if kind == "sum" else 0
@@ -261,8 +269,8 @@ class Worker:
             )
 
     def _park(self, link: SeatLink, message: pb.ToWorker) -> None:
-        if len(self._parked) >= MAX_PARKED:
-            raise ProtocolError("step", f"{MAX_PARKED} tasks wait for weights already")
+        if sum(parked is link for parked, _ in self._parked) >= MAX_PARKED:
+            raise ProtocolError("step", f"{MAX_PARKED} tasks of this seat wait for weights already")
         self._parked.append((link, message))
 
     def _task(self, link: SeatLink, message: pb.ToWorker) -> None:
@@ -275,8 +283,8 @@ class Worker:
             return
         if task.step < self.runner.step or task.weights_hash != self.runner.weights_hash:
             raise ProtocolError("weights", f"a task for step {task.step}; this worker is at {self.runner.step}")
-        if link.served_step > link.receipt_step and task.step > link.served_step + 1:
-            raise ProtocolError("receipt", f"no receipt for step {link.served_step}; this seat is not served without")
+        if link.unpaid and task.step > link.unpaid[0] + 1:
+            raise ProtocolError("receipt", f"no receipt for step {link.unpaid[0]}; this seat is not served without")
         began = time.thread_time()
         link.watermark.admit(task.sequence, 2 if task.operation == pb.LOSS else 1)
         result = pb.Result(dispatch=task.dispatch, step=task.step, weights_hash=self.runner.weights_hash)
@@ -292,7 +300,8 @@ class Worker:
                 raise ProtocolError("operation", f"unknown operation {task.operation}")
         except (RuntimeError, MemoryError, IndexError, ValueError) as error:
             raise ProtocolError("compute", f"{type(error).__name__}: {str(error)[:200]}") from error
-        link.served_step = task.step
+        if not link.unpaid or link.unpaid[-1] != task.step:
+            link.unpaid.append(task.step)
         result.compute_micros = int((time.thread_time() - began) * 1e6)
         result.overhead_micros = int(overhead * 1e6)
         result.process_micros = int(time.process_time() * 1e6)
@@ -302,7 +311,7 @@ class Worker:
         shapes = self.context.shapes
         if self.runner.is_first:
             return decode(task.input, shape=shapes.tokens, dtype=torch.int64)
-        return decode(task.input, shape=shapes.activation, dtype=torch.float32)
+        return _finite(decode(task.input, shape=shapes.activation, dtype=torch.float32))
 
     def _forward(self, link: SeatLink, task: pb.Task, result: pb.Result) -> float:
         if self.runner.is_last:
@@ -320,7 +329,7 @@ class Worker:
         forward = link.forwards.pop(task.forward, None)
         if forward is None or forward.microbatch != task.microbatch:
             raise ProtocolError("dispatch", f"dispatch {task.forward} is no forward of microbatch {task.microbatch}")
-        incoming = decode(task.incoming, shape=shapes.activation, dtype=torch.float32)
+        incoming = _finite(decode(task.incoming, shape=shapes.activation, dtype=torch.float32))
         done = self.runner.backward((link.seat.account, task.forward), incoming)
         began = time.thread_time()
         input_hash = backward_input_hash(forward.input_hash, encoded_hash(task.incoming))
@@ -397,9 +406,10 @@ class Worker:
         if request.step < self.runner.step:
             raise ProtocolError("step", f"a sum of step {request.step}; this worker is at {self.runner.step}")
         named = list(request.commitments)
+        once = set(named)
         missing = [c for c in named if c not in self.runner.summed]
-        extra = [c for c in self.runner.summed if c not in set(named)]
-        if missing or extra or len(set(named)) != len(named):
+        extra = [c for c in self.runner.summed if c not in once]
+        if missing or extra or len(once) != len(named):
             link.send(
                 pb.ToSeat(
                     refusal=pb.Refusal(
@@ -471,7 +481,10 @@ class Worker:
             raise ProtocolError("receipt", f"the receipt for step {receipt.step} is not signed by this seat")
         if receipt.step <= link.receipt_step:
             return
-        link.receipt_step = receipt.step
+        if receipt.units < link.receipt_units:
+            raise ProtocolError("receipt", f"{receipt.units} units, {link.receipt_units} were acknowledged already")
+        link.receipt_step, link.receipt_units = receipt.step, receipt.units
+        link.unpaid = [step for step in link.unpaid if step > receipt.step]
         path = c.state_dir / "receipts" / f"{c.job_id}-{c.slot}-{c.nonce}-{link.seat.account}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(".new")
@@ -489,15 +502,22 @@ class Worker:
                 self.stop(goodbye.code)
         if goodbye.retry:
             return
-        self._done_links.add(link.seat.account)
         if goodbye.code == "finished":
-            # Every seat hands over its last receipt; wait for all of them, or for those that still live.
-            if self._done_links >= {other.seat.account for other in self.links if other.open}:
-                self.finished = True
-                self.stop("finished")
+            self._done_links.add(link.seat.account)
         elif goodbye.code != "notice":
-            self._fatal = Fatal(f"{goodbye.code}: {goodbye.message}")
-            self.stop(goodbye.code)
+            # What one seat says binds that seat only: it might be hostile. q of them end the work.
+            self._turned_away.add(link.seat.account)
+            if len(self._turned_away) >= self.context.quorum:
+                self._fatal = Fatal(f"{goodbye.code}: {goodbye.message}")
+                self.stop(goodbye.code)
+
+    def _finish_if_done(self) -> None:
+        """Every seat hands over its last receipt; wait for all of them, or for those that still live."""
+        if self.finished or not self._done_links:
+            return
+        if self._done_links | self._turned_away >= {other.seat.account for other in self.links if other.open}:
+            self.finished = True
+            self.stop("finished")
 
 
 def _parts_of(outbox: queue.SimpleQueue[pb.ToSeat | None]) -> Iterator[pb.Part]:
@@ -510,7 +530,17 @@ def _messages(call: Iterator[pb.Part], limit: int) -> Iterator[pb.ToWorker]:
     for part in call:
         data = assembler.feed(part)
         if data is not None:
-            yield pb.ToWorker.FromString(data)
+            try:
+                yield pb.ToWorker.FromString(data)
+            except DecodeError as error:
+                raise ProtocolError("message", "not a message of this protocol") from error
+
+
+def _finite(tensor: torch.Tensor) -> torch.Tensor:
+    """No honest seat passes on NaN or Inf; in the sum it would cost a whole step's work."""
+    if not bool(torch.isfinite(tensor).all()):
+        raise ProtocolError("nonfinite", "the task holds NaN or Inf")
+    return tensor
 
 
 def _grpc_reason(error: grpc.RpcError) -> str:

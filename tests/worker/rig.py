@@ -46,6 +46,8 @@ class FakeSeat:
         self.proofs = 0
         self.welcomes = True
         """False: the test plays the handshake itself with ``say``."""
+        self.forgives = False
+        """True: ``hear`` waits on when the worker hangs up, for it will dial again."""
         self._outbox: queue.Queue[bytes | None] = queue.Queue()
         self._sequence = 0
         self._dispatch = 0
@@ -126,6 +128,8 @@ class FakeSeat:
         """The next message of this kind (of any kind but Ready); what came before it is dropped."""
         while True:
             message = self.inbox.get(timeout=time_limit)
+            if message is None and self.forgives:
+                continue
             assert message is not None, f"the worker hung up; expected {kind}"
             found = message.WhichOneof("kind")
             if found == kind or (kind is None and found != "ready"):
