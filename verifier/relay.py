@@ -21,7 +21,7 @@ from google.protobuf.message import DecodeError
 from sentinel_market.chain.eip712 import digest
 from sentinel_market.chain.signing import recover
 from sentinel_market.domain.messages import SessionHello
-from sentinel_market.errors import PeerGone, ProtocolError
+from sentinel_market.errors import PeerGone, ProtocolError, SentinelError
 from sentinel_market.ports import SlotInfo
 from sentinel_market.wire import relay_pb2 as pb
 from sentinel_market.wire.commit import SessionKey
@@ -33,6 +33,9 @@ log = logging.getLogger("verifier")
 HANDSHAKE_SECONDS = 10.0
 HANDSHAKE_BYTES = 16 << 10
 SEAT_MESSAGE_BYTES = 512 << 20
+GOODBYE_SECONDS = 2.0
+MAX_SEQUENCE = 1 << 63
+"""No honest worker comes near it; above, the numbers of a session could leave their 64 bits."""
 
 
 class WorkerSession:
@@ -235,10 +238,10 @@ class Relay:
 
         try:
             session = await asyncio.wait_for(self._handshake(messages, write), HANDSHAKE_SECONDS)
-        except (ProtocolError, TimeoutError) as error:
-            code = error.code if isinstance(error, ProtocolError) else "timeout"
+        except (SentinelError, TimeoutError) as error:
+            code = "timeout" if isinstance(error, TimeoutError) else getattr(error, "code", "unavailable")
             log.info("turned a worker away: %s", error or "no handshake in time")
-            retry = code in {"duplicate", "unclaimed", "timeout"}
+            retry = code in {"duplicate", "unclaimed", "timeout", "unavailable"}
             await write(pb.ToWorker(goodbye=pb.Goodbye(code=code, message=str(error), retry=retry)))
             return
         assembler.limit = self.context.shapes.max_message_bytes
@@ -250,6 +253,7 @@ class Relay:
             await asyncio.wait({pump, reader}, return_when=asyncio.FIRST_COMPLETED)
             if reader.done() and not reader.cancelled() and reader.exception() is not None:
                 reason = str(reader.exception())
+                await asyncio.wait({pump}, timeout=GOODBYE_SECONDS)  # the goodbye that says why
         finally:
             session.close(reason)
             if self.sessions.get(session.slot.slot) is session:
@@ -260,12 +264,12 @@ class Relay:
             log.info("slot %d: session closed (%s)", session.slot.slot, reason)
 
     async def _read(self, session: WorkerSession, messages: AsyncIterator[pb.ToSeat]) -> None:
-        async for message in messages:
-            try:
+        try:
+            async for message in messages:
                 session.on_message(message)
-            except ProtocolError as error:
-                await session.part(error.code, str(error))
-                raise
+        except ProtocolError as error:
+            await session.part(error.code, str(error))
+            raise
 
     async def _handshake(
         self, messages: AsyncIterator[pb.ToSeat], write: Callable[[pb.ToWorker], Awaitable[None]]
@@ -288,6 +292,8 @@ class Relay:
             raise ProtocolError("quarantined", reason)
         if len(hello.worker_nonce) != 32 or hello.session == 0:
             raise ProtocolError("hello", "a hello carries 32 random bytes and a session id")
+        if hello.next_sequence >= MAX_SEQUENCE:
+            raise ProtocolError("hello", f"{hello.next_sequence} leaves no room for sequences")
         verifier_nonce = secrets.token_bytes(32)
         signed = digest(
             context.domain,
@@ -334,8 +340,14 @@ class Relay:
                     break
         except ProtocolError as error:
             answer = pb.SeatMessage(error=pb.Error(code=error.code, message=str(error)))
+        except SentinelError as error:
+            answer = pb.SeatMessage(error=pb.Error(code="unavailable", message=str(error)))
         except DecodeError:
             answer = pb.SeatMessage(error=pb.Error(code="message", message="not an envelope"))
+        except (ValueError, TypeError, LookupError) as error:
+            # Members that cannot be: a hash of 31 bytes, an address that is none.
+            log.warning("refused a message of a seat: %r", error)
+            answer = pb.SeatMessage(error=pb.Error(code="message", message=str(error)[:200]))
         for part in split(answer.SerializeToString()):
             await rpc.write(part)
 
