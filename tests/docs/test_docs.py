@@ -19,7 +19,7 @@ from sentinel_market.cli.reference import commands
 from sentinel_market.config import SETTINGS
 from sentinel_market.coordinator import CoordinatorSettings, create_app
 from sentinel_market.domain import messages
-from sentinel_market.domain.job_spec import template
+from sentinel_market.domain.job_spec import parse_job, template
 from tests.coordinator.conftest import CHAIN_ID, CONTRACTS, FakeChain
 
 ROOT = Path(__file__).parents[2]
@@ -152,6 +152,22 @@ def test_every_job_setting_is_documented() -> None:
     page = (ROOT / "docs" / "job-file.md").read_text(encoding="utf-8")
     for name in re.findall(r"^(\w+) = ", template(), re.MULTILINE):
         assert f"| `{name}` |" in page
+
+
+def test_the_readme_edits_the_job_file_as_it_says() -> None:
+    """The `sed` line of the walk-through meets the template, and what comes out can be run."""
+    (line,) = [
+        line for line in (ROOT / "README.md").read_text(encoding="utf-8").splitlines() if line.startswith("sed ")
+    ]
+    text = template()
+    edits = re.findall(r"s/([^/]*)/([^/]*)/", line)
+    assert len(edits) == 4
+    for old, new in edits:
+        text, count = re.subn(old, new, text, flags=re.MULTILINE)
+        assert count == 1, old
+    spec = parse_job(text)
+    assert (spec.training.steps, spec.parallelism.stages, spec.parallelism.replicas) == (120, 2, 2)
+    assert spec.market.planned_seconds == 120
 
 
 def test_every_signed_message_is_in_the_protocol() -> None:
