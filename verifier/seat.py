@@ -149,6 +149,10 @@ class Seat:
         work = asyncio.create_task(self._work())
         try:
             done, _ = await asyncio.wait({watch, work}, return_when=asyncio.FIRST_COMPLETED)
+            if work in done and _is_peer_gone(work):
+                # A call to another seat failed: the watch finds out within seconds whether it is gone, and names it.
+                await asyncio.wait({watch}, timeout=2 * PEER_PATIENCE_SECONDS)
+                done = {watch} if watch.done() else done
             for task in done:
                 task.result()
         except* SentinelError as group:
@@ -870,6 +874,13 @@ class Seat:
                 ],
             }
         )
+
+
+def _is_peer_gone(task: asyncio.Task[None]) -> bool:
+    error = None if task.cancelled() else task.exception()
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return isinstance(error, PeerGone)
 
 
 def _first(group: BaseExceptionGroup[SentinelError]) -> SentinelError:

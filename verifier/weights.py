@@ -63,7 +63,7 @@ class WeightsStore:
                 raise PeerGone(f"the weights of stage {stage} for step {step} are not known here")
             primary = self.context.primary(stage).account
             query = pb.SeatMessage(weights_query=pb.WeightsQuery(stage=stage, step=step))
-            answer = await self._peers.ask(primary, query)
+            answer = await self._peers.insist(primary, query)
             payload = answer.weights_answer.payload
             if encoded_hash(payload) != expected[stage]:
                 raise ProtocolError("weights", f"seat {primary} served other weights than the record names")

@@ -20,6 +20,8 @@ from sentinel_market.errors import Fatal
 
 POLL_SECONDS = 0.25
 SETTLE_SECONDS = 180.0
+SEAT_SECONDS = 20.0
+"""Seats name a dead one within ten seconds; the rest is margin for a busy machine."""
 
 
 @dataclass(frozen=True)
@@ -150,9 +152,8 @@ def train(market: LocalMarket, run: JobRun, display: Display) -> None:
         if first_step and not trained and len(run.losses) >= run.settings.steps:
             trained = time.monotonic()
             run.seconds["training"] = trained - first_step
-        for child in seats:
-            if child.exit_code not in (None, 0):
-                raise Fatal(f"{child.name} stopped with exit code {child.exit_code}:\n{child.tail()}")
+        if any(child.exit_code not in (None, 0) for child in seats):
+            raise _stopped(seats)
         if not first_step and all(child.exit_code is not None for child in children):
             raise Fatal(f"no worker is left before the first step; {children[0].name}:\n{children[0].tail()}")
         if all(child.exit_code == 0 for child in seats):
@@ -168,6 +169,18 @@ def train(market: LocalMarket, run: JobRun, display: Display) -> None:
         child.name: child.exit_code if child.exit_code is not None else -1 for child in (*children, *seats)
     }
     _collect(market, run)
+
+
+def _stopped(seats: list[Child]) -> Fatal:
+    """Why the run stopped: what went first, and what the other seats say, who notice within ten seconds."""
+    first = next(child for child in seats if child.exit_code not in (None, 0))
+    until = time.monotonic() + SEAT_SECONDS
+    while any(child.exit_code is None for child in seats) and time.monotonic() < until:
+        time.sleep(POLL_SECONDS)
+    words = [f"{first.name} stopped with exit code {first.exit_code}"]
+    for child in seats:
+        words += [f"{child.name}: {line}" for line in child.tail(40).splitlines() if line.startswith("Error: ")]
+    return Fatal("\n".join(words))
 
 
 def _start(market: LocalMarket, run: JobRun, name: str, slot: int | None) -> Child:

@@ -118,7 +118,7 @@ def test_the_files_stand_by_themselves(finished: tuple[Path, str]) -> None:
 def test_nothing_about_the_attack_reaches_the_others(finished: tuple[Path, str]) -> None:
     """Only a hostile worker's own home and log, and the results written at the end, may name its attack."""
     directory = finished[0]
-    names = (b"sign_flip", b"grad_noise", b"identity:", b"--attack")
+    names = (b"sign_flip", b"grad_noise", b"--attack")  # "identity" is also a word of the screen
     for path in directory.rglob("*"):
         parts = path.relative_to(directory).parts
         if path.is_file() and parts[0] in {"homes", "logs"} and not any(p.startswith("worker-") for p in parts[1:]):
@@ -155,9 +155,9 @@ def test_a_verifier_that_dies_stops_the_run_which_says_who_and_what(tmp_path: Pa
     os.kill(process_ids(tmp_path)["verifier-1"], signal.SIGKILL)
     printed, _ = process.communicate(timeout=120)
     assert process.returncode == 4
-    logs = "".join(log.read_text(errors="replace") for log in tmp_path.glob("*/logs/verifier-*.log"))
-    assert "stopped answering" in logs
-    assert "it held stages" in logs
+    assert "stopped answering" in printed
+    assert "it held stages" in printed
+    assert "verifier-1 stopped with exit code -9" in printed
     assert "Traceback" not in printed
     assert alive(tmp_path) == []
 
