@@ -17,7 +17,7 @@ import json
 import sys
 import sysconfig
 import time
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -64,6 +64,8 @@ def corpus(limit: int = 4_000_000) -> torch.Tensor:
     return torch.frombuffer(data, dtype=torch.uint8).clone()
 
 
+AGE = 50
+OLD_WEIGHTS = f"weights {AGE} steps old"
 ATTACKS = {
     "sign flip": ("both", lambda out, given, old, g: -out),
     "identity": ("both", lambda out, given, old, g: given),
@@ -77,6 +79,7 @@ ATTACKS = {
         lambda out, given, old, g: torch.where(torch.rand(out.shape, generator=g) < 0.1, -out, out),
     ),
     "stale frame": ("both", lambda out, given, old, g: old),
+    OLD_WEIGHTS: ("forward", None),  # needs the model: see Trial.with_old_weights
 }
 
 
@@ -134,6 +137,9 @@ class Trial:
         self.poisoned: dict[tuple[str, tuple[int, int]], Poisoned] = {}
         self.old: dict[tuple[int, int], list[torch.Tensor]] = defaultdict(list)
         self.by_time: Counter[int] = Counter()
+        self.past: deque[list[torch.Tensor]] = deque(maxlen=AGE)
+        self.aged = [Stage(self.config, s, NUM_STAGES) for s in range(NUM_STAGES)]
+        self.tokens = torch.zeros(0)
         self.screen_seconds = 0.0
         self.screened = 0
         self.examples: list[str] = []
@@ -149,6 +155,10 @@ class Trial:
 
     def one_step(self, step: int) -> float:
         total = 0.0
+        if len(self.past) == AGE:
+            for aged, flat in zip(self.aged, self.past[0], strict=True):
+                aged.load_flat(flat)
+        self.past.append([stage.flat.clone() for stage in self.stages])
         for stage in self.stages:
             stage.zero_grad_flat()
         for index in range(self.args.microbatches):
@@ -159,6 +169,7 @@ class Trial:
 
     def microbatch(self, step: int, driver: int) -> float:
         tokens, targets = self.batch()
+        self.tokens = tokens
         inputs: list[torch.Tensor] = []
         outputs: list[torch.Tensor] = []
         h = tokens
@@ -235,6 +246,15 @@ class Trial:
             if name == "identity" and key == (NUM_STAGES - 1, BACKWARD):
                 continue
             bad = frame
+            if name == OLD_WEIGHTS:
+                if key[1] == BACKWARD or frame.is_loss or replica or step < max(AGE, self.args.onset) or step % 2:
+                    continue
+                screening = screen(
+                    replace(frame, output=self.with_old_weights(key[0], frame)), self.honest[driver, key], self.policy
+                )
+                self.late[name, key][0] += screening.verdict.kind is not VerdictKind.ACCEPT
+                self.late[name, key][1] += 1
+                continue
             if replica == 0:
                 bad = replace(frame, output=attack(out, frame.input, history[0], self.noise))
             case = (name, key)
@@ -244,6 +264,12 @@ class Trial:
                 self.late[case][1] += 1
             if step < self.args.first_frame_steps:
                 self.from_first_frame(step, driver, case, frame, bad, replica)
+
+    @torch.no_grad()
+    def with_old_weights(self, stage: int, frame: Frame) -> torch.Tensor:
+        """What a replica returns that missed the last 50 updates."""
+        out: torch.Tensor = self.aged[stage](self.tokens if stage == 0 else frame.input)
+        return out
 
     def from_first_frame(
         self, step: int, driver: int, case: tuple[str, tuple[int, int]], frame: Frame, bad: Frame, replica: int

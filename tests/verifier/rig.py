@@ -18,7 +18,7 @@ from sentinel_market.wire import relay_pb2 as pb
 from sentinel_market.wire.parts import CHANNEL_OPTIONS, WIRE_VERSION, WORK, Assembler, split
 from sentinel_market.wire.tensors import encode
 from tests.support.mesh import CONTRACTS, JOB_ID, Mesh, job_toml
-from verifier.driver import Held
+from verifier.driver import Answer, Held
 from verifier.seat import Seat
 from verifier.step import StepState
 from worker.session import SeatLink, Worker
@@ -159,4 +159,9 @@ class OneSeat:
         held = Held(microbatch, tokens, targets)
         held.inputs = {0: encode(tokens), 1: encode(torch.randn(self.seat.context.shapes.activation))}
         held.incoming = {0: encode(torch.randn(self.seat.context.shapes.activation) * 1e-3), 1: encode(targets)}
+        self._held = held
         return held
+
+    def held_for(self, _answer: Answer) -> Held:
+        """The microbatch of the last ``held``: what the answer was made from."""
+        return self._held

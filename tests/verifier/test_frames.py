@@ -1,0 +1,324 @@
+"""A driver against a worker that holds its slot's key and answers wrongly: what cannot be read is an accident by name,
+what is validly signed and wrong is convicted by a recompute, and the microbatch goes on elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from sentinel_market.chain.eip712 import digest
+from sentinel_market.domain.ids import BACKWARD, FORWARD
+from sentinel_market.errors import PeerGone, ProtocolError
+from sentinel_market.wire import relay_pb2 as pb
+from sentinel_market.wire.commit import SessionKey, backward_output_hash
+from sentinel_market.wire.tensors import decode, encode, encoded_hash
+from tests.support.mesh import key
+from tests.verifier.rig import DOMAIN, OneSeat, tamper
+from verifier.driver import Offence
+from worker.session import SeatLink, Worker
+
+HOSTILE, HONEST = 3, (4, 5)  # stage 1, the last
+MICROBATCH = 0
+
+
+@dataclass
+class Reply:
+    """An honest result on its way out, and what it takes to sign another one."""
+
+    worker: Worker
+    link: SeatLink
+    result: pb.Result
+
+    def sign(self, index: int, signing_key: object = None, session_key: SessionKey | None = None, **changes) -> None:
+        given = self.result.commitments[index]
+        values = {
+            "sequence": given.sequence,
+            "step": self.result.step,
+            "microbatch": MICROBATCH,
+            "direction": given.direction,
+            "input_hash": given.input_hash,
+            "output_hash": given.output_hash,
+            "weights_hash": self.result.weights_hash,
+        }
+        message = (session_key or self.link.session_key).frame(**{**values, **changes})
+        given.signature = (signing_key or self.worker.context.key).sign(digest(DOMAIN, message))  # type: ignore[attr-defined]
+
+    def resign(self) -> None:
+        """Sign the tensors as they now are."""
+        r = self.result
+        for index, given in enumerate(r.commitments):
+            if given.direction == FORWARD:
+                given.output_hash = encoded_hash(r.output)
+            else:
+                given.output_hash = backward_output_hash(
+                    encoded_hash(r.gradient) if r.gradient else None, encoded_hash(r.sketch)
+                )
+            self.sign(index)
+
+
+def other_key(**changes: object) -> Callable[[Reply], None]:
+    def change(reply: Reply) -> None:
+        fields = ("job_id", "slot", "nonce", "verifier", "session")
+        values = {name: getattr(reply.link.session_key, name) for name in fields}
+        reply.sign(0, session_key=SessionKey(**{**values, **changes}))  # type: ignore[arg-type]
+
+    return change
+
+
+def put(field: str, tensor: torch.Tensor, *, signed: bool = True) -> Callable[[Reply], None]:
+    def change(reply: Reply) -> None:
+        setattr(reply.result, field, encode(tensor))
+        if signed:
+            reply.resign()
+
+    return change
+
+
+def altered(field: str) -> Callable[[Reply], None]:
+    def change(reply: Reply) -> None:
+        data = bytearray(getattr(reply.result, field))
+        data[-1] ^= 1
+        setattr(reply.result, field, bytes(data))
+
+    return change
+
+
+def raw(field: str, cut: int) -> Callable[[Reply], None]:
+    def change(reply: Reply) -> None:
+        setattr(reply.result, field, getattr(reply.result, field)[:cut])
+        reply.resign()
+
+    return change
+
+
+def extra(reply: Reply) -> None:
+    reply.result.commitments.append(reply.result.commitments[0])
+
+
+def renumbered(reply: Reply) -> None:
+    reply.result.commitments[1].sequence += 5
+    reply.resign()
+
+
+UNREADABLE: list[tuple[str, Callable[[Reply], object], str]] = [
+    ("another shape", put("output", torch.zeros(4, 9)), "shape"),
+    ("a flat shape", put("output", torch.zeros(32)), "shape"),
+    ("another dtype", put("output", torch.zeros(4, 8, dtype=torch.float16)), "dtype"),
+    ("cut short", raw("output", -4), "size"),
+    ("no output", raw("output", 0), "header"),
+    ("a gradient of another shape", put("gradient", torch.zeros(4, 8, 15)), "shape"),
+    ("no gradient", raw("gradient", 0), "header"),
+    ("a sketch of 63", put("sketch", torch.zeros(63)), "shape"),
+    ("a sketch of 8 x 8", put("sketch", torch.zeros(8, 8)), "shape"),
+    ("an integer sketch", put("sketch", torch.zeros(64, dtype=torch.int32)), "dtype"),
+    ("no sketch", raw("sketch", 0), "header"),
+    ("another output than signed", altered("output"), "digest"),
+    ("another gradient than signed", altered("gradient"), "digest"),
+    ("another sketch than signed", altered("sketch"), "digest"),
+    ("no commitments", lambda r: r.result.ClearField("commitments"), "commitment"),
+    ("one commitment too few", lambda r: r.result.commitments.pop(), "commitment"),
+    ("one commitment too many", extra, "commitment"),
+    ("commitments in another order", lambda r: r.result.commitments.reverse(), "sequence"),
+    ("another sequence", renumbered, "sequence"),
+    ("another direction", lambda r: setattr(r.result.commitments[0], "direction", BACKWARD), "sequence"),
+    ("an unknown direction", lambda r: setattr(r.result.commitments[0], "direction", 2**32 - 1), "sequence"),
+    ("another input", lambda r: setattr(r.result.commitments[0], "input_hash", bytes(32)), "digest"),
+    ("an input hash of 31 bytes", lambda r: setattr(r.result.commitments[0], "input_hash", bytes(31)), "digest"),
+    ("no signature", lambda r: setattr(r.result.commitments[0], "signature", b""), "signature"),
+    ("a signature of zeros", lambda r: setattr(r.result.commitments[1], "signature", bytes(65)), "signature"),
+    ("signed by a stranger", lambda r: r.sign(0, key("a stranger")), "signature"),
+    ("signed for another step", lambda r: r.sign(0, step=1), "signature"),
+    ("signed for another microbatch", lambda r: r.sign(0, microbatch=1), "signature"),
+    ("signed for other weights", lambda r: r.sign(1, weights_hash=bytes(32)), "signature"),
+    ("signed for another session", other_key(session=77), "signature"),
+    ("signed for another slot", other_key(slot=4), "signature"),
+    ("signed for another nonce", other_key(nonce=2), "signature"),
+    ("signed for another job", other_key(job_id=2), "signature"),
+    ("signed for another seat", other_key(verifier="0x" + "33" * 20), "signature"),
+    ("another step", lambda r: setattr(r.result, "step", 1), "weights"),
+    ("other weights", lambda r: setattr(r.result, "weights_hash", bytes(32)), "weights"),
+]
+
+
+def story(
+    tmp_path: Path,
+    change: Callable[[Reply], object] | None,
+    tell: Callable[[OneSeat], Awaitable[None]],
+    slots: tuple[int, ...] = (HOSTILE, *HONEST),
+) -> None:
+    async def run() -> None:
+        async with OneSeat(tmp_path) as one:
+            await one.with_workers(*slots)
+
+            def on_way(worker: Worker, link: SeatLink, message: pb.ToSeat) -> list[pb.ToSeat | bytes]:
+                if message.WhichOneof("kind") == "result" and change is not None:
+                    reply = Reply(worker, link, message.result)
+                    made = change(reply)
+                    if isinstance(made, bytes):
+                        return [made]
+                return [message]
+
+            tamper(one.mesh.workers[slots[0]], on_way)
+            await tell(one)
+
+    asyncio.run(run())
+
+
+async def goes_on(one: OneSeat) -> None:
+    """The seat lives, the work is done by somebody honest, and nobody was accused."""
+    answer = await asyncio.wait_for(one.seat.driver._until_accepted(1, one.held(MICROBATCH), pb.LOSS), 60)
+    assert answer.session.slot.slot in HONEST
+    assert {a.slot for a in one.seat.driver.accepted} <= set(HONEST)
+    assert not one.seat.quarantined
+    assert not one.seat._distrusted
+    assert not one.mesh.court.reports
+
+
+@pytest.mark.parametrize(("change", "code"), [u[1:] for u in UNREADABLE], ids=[u[0] for u in UNREADABLE])
+def test_an_answer_with(tmp_path: Path, change: Callable[[Reply], object], code: str) -> None:
+    """... is an accident under this code, counts for nothing, and another replica does the work."""
+
+    async def tell(one: OneSeat) -> None:
+        driver = one.seat.driver
+        hostile = one.seat.relay.sessions[HOSTILE]
+        with pytest.raises(ProtocolError) as caught:
+            await driver._work(hostile, 1, one.held(MICROBATCH), pb.LOSS, None)
+        assert caught.value.code == code
+        assert driver.units.get(HOSTILE, 0) == 0
+        assert driver.accepted == []
+        driver._accident(hostile, caught.value)
+        assert not driver._usable(hostile), "it rests"
+        assert not hostile.closed, "and may try again"
+        await goes_on(one)
+
+    story(tmp_path, change, tell)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda r: setattr(r.result, "dispatch", r.result.dispatch + 40),
+        lambda r: setattr(r.result, "dispatch", 0),
+        lambda r: b"\xff\xff\xff",
+        lambda r: bytes(1 << 20),
+    ],
+    ids=["another dispatch", "no dispatch", "garbage", "an oversize message"],
+)
+def test_an_answer_that_reaches_nobody_is_a_lost_unit_and_no_offence(
+    tmp_path: Path, change: Callable[[Reply], object]
+) -> None:
+    async def tell(one: OneSeat) -> None:
+        one.seat.driver.time_limit = lambda: 2.0  # type: ignore[method-assign]
+        hostile = one.seat.relay.sessions[HOSTILE]
+        with pytest.raises(PeerGone):
+            await one.seat.driver._work(hostile, 1, one.held(MICROBATCH), pb.LOSS, None)
+        assert not one.seat.driver._usable(hostile)
+        one.seat.driver.time_limit = lambda: 30.0  # type: ignore[method-assign]
+        await goes_on(one)
+
+    story(tmp_path, change, tell)
+
+
+def test_the_same_answer_twice_counts_once(tmp_path: Path) -> None:
+    async def tell(one: OneSeat) -> None:
+        worker = one.mesh.workers[HOSTILE]
+        tamper(worker, lambda w, link, message: [message, message, message])
+        hostile = one.seat.relay.sessions[HOSTILE]
+        first = await one.seat.driver._work(hostile, 1, one.held(MICROBATCH), pb.LOSS, None)
+        second = await one.seat.driver._work(hostile, 1, one.held(MICROBATCH), pb.LOSS, None)
+        assert second.commitments[0].message.sequence == first.commitments[1].message.sequence + 1
+
+    story(tmp_path, None, tell)
+
+
+def test_an_old_answer_cannot_be_used_again(tmp_path: Path) -> None:
+    kept: list[bytes] = []
+
+    def replay(reply: Reply) -> None:
+        if not kept:
+            kept.append(reply.result.SerializeToString())
+            return
+        dispatch = reply.result.dispatch
+        reply.result.ParseFromString(kept[0])
+        reply.result.dispatch = dispatch
+
+    async def tell(one: OneSeat) -> None:
+        hostile = one.seat.relay.sessions[HOSTILE]
+        await one.seat.driver._work(hostile, 1, one.held(MICROBATCH), pb.LOSS, None)
+        with pytest.raises(ProtocolError) as caught:
+            await one.seat.driver._work(hostile, 1, one.held(MICROBATCH), pb.LOSS, None)
+        assert caught.value.code == "sequence"
+
+    story(tmp_path, replay, tell)
+
+
+def poisoned(field: str, value: float, where: slice = slice(0, 1)) -> Callable[[Reply], None]:
+    def change(reply: Reply) -> None:
+        tensor = decode(getattr(reply.result, field))
+        tensor.view(-1)[where] = value
+        setattr(reply.result, field, encode(tensor))
+        reply.resign()
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        poisoned("output", float("nan")),
+        poisoned("output", float("inf")),
+        poisoned("gradient", float("nan")),
+        poisoned("gradient", -float("inf")),
+        poisoned("gradient", float("nan"), slice(None)),
+        poisoned("sketch", float("nan")),
+        poisoned("sketch", float("inf")),
+    ],
+    ids=["NaN loss", "Inf loss", "NaN gradient", "-Inf gradient", "all NaN", "NaN sketch", "Inf sketch"],
+)
+def test_a_validly_signed_frame_that_is_not_finite_is_convicted_by_recompute(
+    tmp_path: Path, change: Callable[[Reply], object]
+) -> None:
+    async def tell(one: OneSeat) -> None:
+        driver, offences = one.seat.driver, list[Offence]()
+        driver._on_offence = offences.append
+        answer = await driver._work(one.seat.relay.sessions[HOSTILE], 1, one.held(MICROBATCH), pb.LOSS, None)
+        final = await driver._judge(1, one.held_for(answer), answer)
+        assert [o.answer.session.slot.slot for o in offences] == [HOSTILE]
+        assert not offences[0].comparison.agrees
+        assert final is None or final.session.slot.slot in HONEST
+        assert HOSTILE not in {a.slot for a in driver.accepted}
+
+    story(tmp_path, change, tell)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_an_activation_that_is_not_finite_is_convicted_by_recompute(tmp_path: Path, value: float) -> None:
+    async def tell(one: OneSeat) -> None:
+        driver, offences = one.seat.driver, list[Offence]()
+        driver._on_offence = offences.append
+        answer = await driver._work(one.seat.relay.sessions[0], 0, one.held(MICROBATCH), pb.FORWARD, None)
+        final = await driver._judge(0, one.held_for(answer), answer)
+        assert [o.answer.session.slot.slot for o in offences] == [0]
+        assert final is None or final.session.slot.slot in (1, 2)
+
+    story(tmp_path, poisoned("output", value), tell, slots=(0, 1, 2))
+
+
+def test_where_the_recompute_is_not_finite_itself_nobody_is_convicted(tmp_path: Path) -> None:
+    """A numeric edge: honest arithmetic on such an input gives NaN too."""
+
+    async def tell(one: OneSeat) -> None:
+        driver, offences = one.seat.driver, list[Offence]()
+        driver._on_offence = offences.append
+        held = one.held(MICROBATCH)
+        held.inputs[1] = encode(torch.full(one.seat.context.shapes.activation, 1e38))
+        answer = await driver._work(one.seat.relay.sessions[HOSTILE], 1, held, pb.LOSS, None)
+        await driver._judge(1, held, answer)
+        assert offences == []
+
+    story(tmp_path, None, tell)
