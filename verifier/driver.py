@@ -459,6 +459,11 @@ class Driver:
                 for direction, frame in self._frames(stage, held, answer)
             ]
         suspect = next((s for _, s in screenings if s.verdict.kind is not VerdictKind.ACCEPT), None)
+        if suspect is None and answer.sketch is not None and not bool(torch.isfinite(answer.sketch).all()):
+            # No screen sees sketches, and this one would cost the worker's whole sum of the step.
+            verdict = Verdict(VerdictKind.SUSPECT, "nonfinite: NaN or Inf in the sketch")
+            suspect = Screening(verdict, policy, answer.session.slot.slot)
+            screenings.append((BACKWARD, suspect))
         for direction, screening in screenings:
             if screening.verdict.scores or screening is suspect:
                 self._on_verdict(
@@ -595,7 +600,7 @@ class Driver:
 
     def _at_edge(self, reference: Recomputed) -> bool:
         # Jobs are fp32 in number 1, so the input rounded to the job's dtype is the input.
-        tensors = [t for t in (reference.output, reference.gradient) if t is not None]
+        tensors = [t for t in (reference.output, reference.gradient, reference.sketch) if t is not None]
         return any(numeric_edge(t, t, self.context.tolerance) for t in tensors)
 
     def _against(

@@ -463,6 +463,8 @@ class Seat:
             self._check_step(message.done.step)
             check_done(self.context, sender, message.done)
             for quarantine in message.done.quarantines:
+                if quarantine.step != message.done.step:
+                    raise ProtocolError("quarantine", f"one of step {quarantine.step} in step {message.done.step}")
                 await asyncio.to_thread(self.accuser.check_certificate, quarantine)
                 self._take_quarantine(quarantine)
             self._take_done(sender, message.done)
@@ -484,6 +486,8 @@ class Seat:
         elif kind == "counts_query":
             return pb.SeatMessage(counts=self.payroll.counts())
         elif kind == "closed":
+            if sender != self.context.seats[assignment.lead_of(self.context.live)].account:
+                raise ProtocolError("closed", f"{sender} is not the lead")
             self._job_closed.set()
         elif kind == "settlement":
             return pb.SeatMessage(settlement_signature=await self._cosign(sender, message.settlement))
@@ -519,7 +523,11 @@ class Seat:
     def _take_quarantine(self, quarantine: pb.Quarantine) -> None:
         state = self._check_step(quarantine.step)
         key = (quarantine.slot, quarantine.nonce)
-        if key not in self.quarantined:
+        known = self.quarantined.get(key)
+        if known is not None and known.step != quarantine.step:
+            # Its step is under no signature: repeated later, it would bar whoever holds the slot by then.
+            raise ProtocolError("quarantine", f"slot {quarantine.slot} is quarantined since step {known.step}")
+        if known is None:
             self.quarantined[key] = quarantine
             log.warning("slot %d is quarantined in step %d: %s", quarantine.slot, quarantine.step, quarantine.reason)
             session = self.relay.sessions.get(quarantine.slot)

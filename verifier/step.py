@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from sentinel_market.domain import step_record
+from sentinel_market.domain import assignment, step_record
 from sentinel_market.domain.messages import DriverDone, DriverRoot
 from sentinel_market.errors import ProtocolError
 from sentinel_market.wire import relay_pb2 as pb
@@ -79,9 +79,13 @@ def union_of(context: SeatContext, dones: dict[str, pb.Done], slot: int, session
 def check_done(context: SeatContext, account: str, done: pb.Done) -> None:
     """Raises ProtocolError for a Done that this seat could not have meant."""
     allowed = set(range(context.num_stages * context.num_replicas))
+    index = next(seat.index for seat in context.seats if seat.account == account)
+    theirs = set(assignment.microbatches_of(index, context.spec.training.microbatches, context.live))
     for entry in done.sets:
         if entry.slot not in allowed or len(entry.commitments) != len(entry.microbatches):
             raise ProtocolError("done", f"a set of slot {entry.slot} with {len(entry.commitments)} commitments")
+        if not theirs.issuperset(entry.microbatches):
+            raise ProtocolError("done", f"seat {index} drives other microbatches than {list(entry.microbatches)[:8]}")
         if any(len(c) != 32 for c in entry.commitments):
             raise ProtocolError("done", "a commitment is named by its 32-byte digest")
     context.check_seat(

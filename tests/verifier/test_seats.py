@@ -1,4 +1,4 @@
-"""Seats against a hostile seat: what it cannot sign for, replays, or makes up is refused by name, and changes nothing."""
+"""Seats against a hostile seat: what it cannot sign for, replays or makes up is refused by name and changes nothing."""
 
 from __future__ import annotations
 
@@ -275,25 +275,23 @@ def of_third(c: Council) -> pb.Done:
 @pytest.mark.parametrize(
     ("make", "code"),
     [
-        (more_sets, "signature"),
-        (unsigned("round", 3), "signature"),
-        (unsigned("root", bytes(32)), "signature"),
-        (unsigned("leaves", 99), "signature"),
-        (unsigned("next_secret_hash", bytes(32)), "signature"),
-        (unsigned("signature", b""), "signature"),
-        (unsigned("root_signature", bytes(65)), "signature"),
-        (by_third, "signature"),
-        (of_third, "signature"),
-        (with_set(slot=6), "done"),
-        (with_set(slot=2**32 - 1), "done"),
-        (with_set(commitments=[WORD, WORD]), "done"),
-        (with_set(commitments=[b"short"]), "done"),
-        (with_set(microbatches=[0]), "done"),
-        (with_set(microbatches=[600]), "done"),
-        (lambda c: c.done(step=50), "step"),
+        pytest.param(more_sets, "signature", id="sets"),
+        pytest.param(unsigned("round", 3), "signature", id="round"),
+        pytest.param(unsigned("root", bytes(32)), "signature", id="root"),
+        pytest.param(unsigned("leaves", 99), "signature", id="leaves"),
+        pytest.param(unsigned("next_secret_hash", bytes(32)), "signature", id="secret"),
+        pytest.param(unsigned("signature", b""), "signature", id="no signature"),
+        pytest.param(unsigned("root_signature", bytes(65)), "signature", id="root signature"),
+        pytest.param(by_third, "signature", id="key"),
+        pytest.param(of_third, "done", id="seat"),
+        pytest.param(with_set(slot=6), "done", id="slot"),
+        pytest.param(with_set(slot=2**32 - 1), "done", id="no slot"),
+        pytest.param(with_set(commitments=[WORD, WORD]), "done", id="count"),
+        pytest.param(with_set(commitments=[b"short"]), "done", id="digest"),
+        pytest.param(with_set(microbatches=[0]), "done", id="other's microbatch"),
+        pytest.param(with_set(microbatches=[600]), "done", id="no microbatch"),
+        pytest.param(lambda c: c.done(step=50), "step", id="step"),
     ],
-    ids="sets,round,root,leaves,secret,no signature,root signature,key,seat,slot,no slot,count,digest,"
-    "other's microbatch,no microbatch,step".split(","),  # noqa: SIM905
 )
 def test_a_done_that_its_seat_did_not_sign_or_could_not_mean_is_refused(
     tmp_path: Path, make: Callable[[Council], pb.Done], code: str
