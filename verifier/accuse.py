@@ -222,11 +222,16 @@ class Accuser:
                     return "the bundle's weights are not those of the final record"
                 if bundle.tolerance != self.context.tolerance or bundle.model != self.context.config:
                     return "the bundle states another model or tolerance than the job"
+                if bundle.commitment.signer != signer:
+                    return f"the bundle names {bundle.commitment.signer} as signer, the slot is {signer}"
                 replayed = replay_bundle(
                     directory,
                     data_hashes=self._data_hashes(message.step, message.microbatch),
                     expected_domain=self.context.domain,
                     expected_signer=signer,
+                    expected_signers={slot.slot: slot.hot_key for slot in self.context.slots.values()},
+                    expected_layout=(self.context.num_stages, self.context.num_replicas),
+                    expected_tolerance=self.context.tolerance,
                 )
             except (SentinelError, ValueError, OSError) as error:
                 return str(error)[:300]
