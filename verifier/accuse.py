@@ -18,9 +18,9 @@ from sentinel_market.errors import PeerGone, ProtocolError, Rejected, SentinelEr
 from sentinel_market.ports import CaseInfo, Court, SignedReport
 from sentinel_market.wire import relay_pb2 as pb
 from sentinel_market.wire.tensors import decode
+from verifier.answers import Offence, Signed
 from verifier.check.verdict import Verdict, VerdictKind
 from verifier.context import SeatContext
-from verifier.driver import Offence, Signed
 from verifier.evidence import Bundle, SignedCommitment, pack, read_bundle, replay_bundle, unpack, write_bundle
 from verifier.meter import Meter
 from verifier.peers import Peers

@@ -302,7 +302,7 @@ def _write_costs(home: Path, seat: Seat) -> None:
         "replays": seat.driver.replay_micros / 1e6,
         "workers": [
             {"id": f"{slot}-{session}", "process": process / 1e6, "overhead": overhead / 1e6}
-            for (slot, session), (process, overhead) in seat.worker_costs.items()
+            for (slot, session), (process, overhead) in seat.teller.worker_costs.items()
         ],
         "pid": os.getpid(),
     }

@@ -168,7 +168,7 @@ class WorkerSession:
             if not future.done():
                 future.set_exception(PeerGone(f"slot {self.slot.slot}: {reason}"))
 
-    async def part(self, code: str, message: str, *, retry: bool = False) -> None:
+    def part(self, code: str, message: str, *, retry: bool = False) -> None:
         """Say goodbye and let the stream end."""
         self.send(pb.ToWorker(goodbye=pb.Goodbye(code=code, message=message, retry=retry)))
         self._outbox.put_nowait(None)
@@ -268,7 +268,7 @@ class Relay:
             async for message in messages:
                 session.on_message(message)
         except ProtocolError as error:
-            await session.part(error.code, str(error))
+            session.part(error.code, str(error))
             raise
 
     async def _handshake(

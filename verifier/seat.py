@@ -14,28 +14,29 @@ import blake3
 import torch
 
 from sentinel_market.chain.eip712 import digest, keccak256
-from sentinel_market.data.corpus import Corpus, batch, validation_batches
-from sentinel_market.domain import assignment, merkle, step_record
-from sentinel_market.domain.messages import DriverDone, DriverRoot, StepRecord
+from sentinel_market.data.corpus import Corpus, batch
+from sentinel_market.domain import merkle, step_record
+from sentinel_market.domain.messages import DriverDone, DriverRoot
 from sentinel_market.domain.quote import QuoteParams
 from sentinel_market.errors import Fatal, PeerGone, ProtocolError, SentinelError
-from sentinel_market.models.stage import Stage
 from sentinel_market.ports import BlobStore, Court, Escrow, Events, SlotInfo
 from sentinel_market.wire import relay_pb2 as pb
 from sentinel_market.wire.records import from_record
 from sentinel_market.wire.tensors import encode, tensor_hash
-from verifier import archive, checkpoint
+from verifier import archive, checkpoint, records
 from verifier.accuse import Accuser
-from verifier.check.verdict import Verdict, VerdictKind
+from verifier.closing import Closing, Finished
 from verifier.context import SeatContext
-from verifier.driver import Driver, Offence
+from verifier.docket import Docket
+from verifier.driver import Driver
 from verifier.meter import Meter
-from verifier.payroll import Payroll, Settled
+from verifier.payroll import Payroll
 from verifier.peers import Peers
 from verifier.recompute import Recomputer
-from verifier.reduce import Reducer, Update, check_aggregate, to_stage_sum
+from verifier.reduce import Reducer, Update, check_aggregate
 from verifier.relay import Relay, WorkerSession
 from verifier.step import StepState, check_done, sets_of
+from verifier.telling import Teller
 from verifier.weights import WeightsStore
 
 log = logging.getLogger("verifier")
@@ -44,8 +45,6 @@ PEER_PATIENCE_SECONDS = 6.0
 """A seat that is silent for longer is named and the run stops (shadow promotion comes with number 4)."""
 STEP_TASKS = 40
 """A step that lasts longer than this many task time-outs stands still."""
-CLOSE_SECONDS = 300.0
-SERIES_LENGTH = 120
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,15 +56,6 @@ class Outside:
     blobs: BlobStore
     events: Events
     params: QuoteParams
-
-
-@dataclass(frozen=True)
-class Finished:
-    """What a step left behind."""
-
-    record: StepRecord
-    hash: bytes
-    signed: pb.SignedRecord
 
 
 class Seat:
@@ -87,12 +77,19 @@ class Seat:
         self.outside = outside
         self.meter = Meter()
         self.peers = Peers(context, endpoint_of, self._hear)
-        self.relay = Relay(context, self.peers.on_envelope, self._on_session, self._slot_of, self._turned_away)
         self.weights = WeightsStore(context, self.peers)
         self.recomputer = Recomputer(context, self.weights, self.meter)
         self.payroll = Payroll(context, outside.params, outside.escrow)
         self.accuser = Accuser(
             context, self.peers, self.weights, outside.court, self.meter, home / "evidence", self._data_hashes
+        )
+        self.teller = Teller(context, outside.events)
+        self.docket = Docket(
+            context, self.peers, self.accuser, self.payroll, outside.events, self._expel, self.teller.series_of
+        )
+        self.relay = Relay(context, self.peers.on_envelope, self._on_session, self._slot_of, self.docket.turned_away)
+        self.closing = Closing(
+            context, self.peers, self.payroll, self.weights, outside.blobs, outside.events, corpus, self.meter
         )
         self._archive = archive.Archive(home / "records.jsonl")
         self.driver = Driver(
@@ -102,9 +99,9 @@ class Seat:
             self.recomputer,
             self.meter,
             self._batch,
-            self._on_offence,
-            self._on_verdict,
-            self._barred,
+            self.docket.on_offence,
+            self.teller.verdict,
+            self.docket.barred,
         )
         self.reducers = {
             stage: Reducer(context, self.relay, stage, self.meter, self._exclude) for stage in context.my_stages
@@ -112,29 +109,14 @@ class Seat:
         self.book: dict[int, StepState] = {}
         self.step = 0
         self.phase = "waiting for workers"
-        self.quarantined: dict[tuple[int, int], pb.Quarantine] = {}
         self.last: Finished | None = None
-        self.last_validation: float | None = None
         self._refresh_slots = refresh_slots
         self._refreshed = 0.0
         self._refreshing = asyncio.Lock()
-        self._distrusted: dict[tuple[int, int], str] = {}
-        self._accusations: set[asyncio.Task[None]] = set()
-        self._cases: set[asyncio.Task[None]] = set()
-        self._settlements: set[asyncio.Task[None]] = set()
-        self._settling = asyncio.Lock()
-        self._closed: dict[int, Finished] = {}
-        self._job_closed = asyncio.Event()
         self._pending_receipts: dict[int, pb.Receipt] = {}
-        self._series: dict[int, list[dict[str, object]]] = {}
-        self.worker_costs: dict[tuple[int, int], tuple[int, int]] = {}
-        """(slot, session) -> CPU microseconds of the worker's process, and of its hashing and signing for this seat"""
         self._secret = secrets.token_bytes(32)
         self._next_secret = secrets.token_bytes(32)
         self._started: set[str] = set()
-        self._began = time.monotonic()
-        self._tokens = 0
-        self._sums = 0.0
 
     # ---- life
 
@@ -160,17 +142,21 @@ class Seat:
         except* TimeoutError:
             raise Fatal(f"step {self.step} did not end within {self._step_limit():.0f} s ({self.phase})") from None
         finally:
-            for task in (watch, work, *self._accusations):
+            accusations = set(self.docket.accusations)
+            for task in (watch, work, *accusations):
                 task.cancel()
-            await asyncio.gather(watch, work, *self._accusations, return_exceptions=True)
+            await asyncio.gather(watch, work, *accusations, return_exceptions=True)
 
     async def _work(self) -> None:
         await self._wait_for_workers()
         training = self.context.spec.training
-        self._began = time.monotonic()
+        self.teller.begin()
         for step in range(training.steps):
             await asyncio.wait_for(self._one_step(step), self._step_limit())
-        await self._close_job()
+        self.phase = "settling"
+        await self.docket.cases_ended()
+        assert self.last is not None, "a job has at least one step"
+        await self.closing.close_job(self.last)
 
     async def stop(self, code: str, message: str) -> None:
         """Say goodbye to every worker and close."""
@@ -178,10 +164,10 @@ class Seat:
             receipt = self._pending_receipts.pop(session.slot.slot, None)
             if receipt is not None:
                 session.send(pb.ToWorker(receipt=receipt))
-            await session.part(code, message)
+            session.part(code, message)
         await asyncio.sleep(0.2)
-        for task in (*self._cases, *self._settlements):
-            task.cancel()
+        self.docket.cancel()
+        self.closing.cancel()
         await self.relay.stop()
         await self.peers.close()
 
@@ -244,6 +230,7 @@ class Seat:
         for old in [old for old in self.book if old < step - 2]:
             del self.book[old]
         self._hand_out_receipts()
+        self.docket.begin(state)
         await self.driver.begin(state, self._secret)
         async with asyncio.TaskGroup() as group:
             reductions = {
@@ -257,9 +244,9 @@ class Seat:
         await self.driver.drive()
         round_ = 0
         while True:
-            await self._accusations_settled()
+            await self.docket.settled()
             await self.driver.repair()
-            if self._accusations:
+            if self.docket.accusations:
                 continue
             known = self._known(state)
             await self._say_done(state, round_)
@@ -271,10 +258,6 @@ class Seat:
 
     def _known(self, state: StepState) -> tuple[frozenset[tuple[int, int]], frozenset[int]]:
         return frozenset(state.excluded), frozenset(state.quarantines)
-
-    async def _accusations_settled(self) -> None:
-        while self._accusations:
-            await asyncio.wait(self._accusations)
 
     async def _say_done(self, state: StepState, round_: int) -> None:
         c, driver = self.context, self.driver
@@ -330,13 +313,16 @@ class Seat:
         """Record, signatures, receipts, new weights out, and what an epoch's end asks for."""
         c = self.context
         self.phase = "signing"
-        await state.until(lambda: self._rounds_known(state))
-        dones = self._final_dones(state)
+        await state.until(lambda: records.rounds_known(c, state))
+        dones = records.final_dones(c, state)
         for aggregate in state.aggregates.values():
             check_aggregate(c, state, aggregate)
-        record, new_weights, new_states, manifest = self._record(state, dones)
-        if manifest is not None:
-            await asyncio.to_thread(self.outside.blobs.put, manifest)
+        previous = self.last.hash if self.last is not None else step_record.GENESIS
+        epoch = self._epoch(state.step) if self._is_epoch_end(state.step) else None
+        built = records.build(c, state, dones, previous, self.weights.hashes[state.step], epoch)
+        state.quarantines, record = built.quarantines, built.record
+        if built.manifest is not None:
+            await asyncio.to_thread(self.outside.blobs.put, built.manifest)
         barred = set(state.quarantines)
         for slot, quarantine in state.quarantines.items():
             self.payroll.offences.setdefault((slot, quarantine.nonce), state.step)
@@ -369,75 +355,16 @@ class Seat:
             self.payroll.hear(account, theirs)
         if len(signatures) < c.quorum:
             raise Fatal(f"the seats disagree about step {state.step}: {len(signatures)} of {c.quorum} signed alike")
-        signed = from_record(record, new_weights, new_states, signatures)
+        signed = from_record(record, built.new_weights, built.new_states, signatures)
         self.last = Finished(record, mine.record_hash, signed)
         self._archive.append(archive.line(signed, dones, state))
         self._adopt(state, updates, signed)
-        self._report_step(state, dones)
-        self._prosecute_new(state)
-        if self._is_epoch_end(state.step):
-            await self._end_epoch(state.step, new_weights)
-
-    def _rounds_known(self, state: StepState) -> bool:
-        """Whether this seat holds every Done that some aggregate was made from."""
-        return (
-            all(r.round in state.dones.get(r.verifier, {}) for a in state.aggregates.values() for r in a.rounds)
-            and len(state.aggregates) == self.context.num_stages
-        )
-
-    def _final_dones(self, state: StepState) -> dict[str, pb.Done]:
-        """For each seat the newest Done that any aggregate used: the same for everybody."""
-        newest: dict[str, int] = {}
-        for aggregate in state.aggregates.values():
-            for used in aggregate.rounds:
-                newest[used.verifier] = max(newest.get(used.verifier, 0), used.round)
-        return {seat.account: state.dones[seat.account][newest[seat.account]] for seat in self.context.seats}
-
-    def _record(
-        self, state: StepState, dones: dict[str, pb.Done]
-    ) -> tuple[StepRecord, list[bytes], list[bytes], bytes | None]:
-        c = self.context
-        chosen: dict[int, pb.Quarantine] = {}
-        for done in dones.values():
-            for quarantine in done.quarantines:
-                held = chosen.get(quarantine.slot)
-                if held is None or quarantine.commitment_hash < held.commitment_hash:
-                    chosen[quarantine.slot] = quarantine
-        state.quarantines = chosen
-        aggregates = [state.aggregates[stage] for stage in range(c.num_stages)]
-        new_weights = [a.new_weights for a in aggregates]
-        new_states = [a.new_state for a in aggregates]
-        expected = self.weights.hashes[state.step]
-        if [a.old_weights for a in aggregates] != expected:
-            raise ProtocolError("aggregate", f"step {state.step} was reduced from other weights than the last record's")
-        manifest = None
-        checkpoint_hash = step_record.NONE
-        if self._is_epoch_end(state.step):
-            manifest = checkpoint.manifest(
-                c.job_id,
-                state.step,
-                self._epoch(state.step),
-                [(a.checkpoint_weights, a.checkpoint_state) for a in aggregates],
-                {account: done.checkpoint_baselines for account, done in dones.items()},
-            )
-            checkpoint_hash = checkpoint.manifest_hash(manifest)
-        record = StepRecord(
-            c.job_id,
-            state.step,
-            0,
-            self.last.hash if self.last is not None else step_record.GENESIS,
-            step_record.live_seats_digest(seat.account for seat in c.seats),
-            step_record.driver_roots_digest(
-                (account, done.root, done.leaves, done.next_secret_hash) for account, done in dones.items()
-            ),
-            step_record.multisets_digest([to_stage_sum(s) for s in a.sums] for a in aggregates),
-            step_record.aggregates_digest(new_weights, new_states),
-            step_record.quarantines_digest(
-                (q.slot, q.nonce, q.commitment_hash, q.evidence_hash) for q in chosen.values()
-            ),
-            checkpoint_hash,
-        )
-        return record, new_weights, new_states, manifest
+        self.teller.costs(self.relay.sessions.values())
+        self.teller.step(state, dones, len(self.docket.quarantined))
+        self.docket.prosecute(state)
+        if epoch is not None:
+            self.phase = "closing the epoch"
+            await self.closing.end_epoch(self.last)
 
     def _adopt(self, state: StepState, updates: dict[int, Update], signed: pb.SignedRecord) -> None:
         self.weights.hashes[state.step + 1] = list(signed.new_weights)
@@ -466,7 +393,7 @@ class Seat:
                 if quarantine.step != message.done.step:
                     raise ProtocolError("quarantine", f"one of step {quarantine.step} in step {message.done.step}")
                 await asyncio.to_thread(self.accuser.check_certificate, quarantine)
-                self._take_quarantine(quarantine)
+                self.docket.take(self._check_step(quarantine.step), quarantine)
             self._take_done(sender, message.done)
         elif kind == "exclude":
             await self._take_exclude(sender, message.exclude)
@@ -480,17 +407,15 @@ class Seat:
             return pb.SeatMessage(report_signature=await self.accuser.answer(sender, message.accuse))
         elif kind == "quarantine":
             await asyncio.to_thread(self.accuser.check_certificate, message.quarantine)
-            self._take_quarantine(message.quarantine)
+            self.docket.take(self._check_step(message.quarantine.step), message.quarantine)
         elif kind == "weights_query":
             return pb.SeatMessage(weights_answer=await self._serve(message.weights_query))
         elif kind == "counts_query":
             return pb.SeatMessage(counts=self.payroll.counts())
         elif kind == "closed":
-            if sender != self.context.seats[assignment.lead_of(self.context.live)].account:
-                raise ProtocolError("closed", f"{sender} is not the lead")
-            self._job_closed.set()
+            self.closing.job_closed(sender)
         elif kind == "settlement":
-            return pb.SeatMessage(settlement_signature=await self._cosign(sender, message.settlement))
+            return pb.SeatMessage(settlement_signature=await self.closing.cosign(sender, message.settlement))
         else:
             raise ProtocolError("message", f"a seat does not say {kind}")
         return self._ping()
@@ -520,24 +445,6 @@ class Seat:
         state.aggregates.setdefault(aggregate.stage, aggregate)
         state.changed()
 
-    def _take_quarantine(self, quarantine: pb.Quarantine) -> None:
-        state = self._check_step(quarantine.step)
-        key = (quarantine.slot, quarantine.nonce)
-        known = self.quarantined.get(key)
-        if known is not None and known.step != quarantine.step:
-            # Its step is under no signature: repeated later, it would bar whoever holds the slot by then.
-            raise ProtocolError("quarantine", f"slot {quarantine.slot} is quarantined since step {known.step}")
-        if known is None:
-            self.quarantined[key] = quarantine
-            log.warning("slot %d is quarantined in step %d: %s", quarantine.slot, quarantine.step, quarantine.reason)
-            session = self.relay.sessions.get(quarantine.slot)
-            if session is not None and session.slot.nonce == quarantine.nonce:
-                task = asyncio.ensure_future(session.part("quarantined", quarantine.reason))
-                task.add_done_callback(lambda _: None)
-        if quarantine.slot not in state.quarantines:
-            state.quarantines[quarantine.slot] = quarantine
-            state.changed()
-
     async def _serve(self, query: pb.WeightsQuery) -> pb.WeightsAnswer:
         until = time.monotonic() + 10.0
         # A faster seat may have finished the step whose signatures this one is still collecting.
@@ -557,91 +464,6 @@ class Seat:
         log.info("step %d: the sum of slot %d is dropped: %s", state.step, slot, reason)
         message = pb.Exclude(step=state.step, slot=pb.SlotSession(slot=slot, session=session, reason=reason))
         await self.peers.broadcast(pb.SeatMessage(exclude=message))
-
-    def _barred(self, slot: int) -> bool:
-        nonce = self.context.slots[slot].nonce
-        return (slot, nonce) in self._distrusted or (slot, nonce) in self.quarantined
-
-    def _on_offence(self, offence: Offence) -> None:
-        message = offence.signed.message
-        key = (message.slot, message.nonce)
-        if key in self._distrusted or key in self.quarantined:
-            return
-        self._distrusted[key] = offence.reason
-        task = asyncio.ensure_future(self._accuse(offence))
-        self._accusations.add(task)
-        task.add_done_callback(self._accusations.discard)
-
-    async def _accuse(self, offence: Offence) -> None:
-        message = offence.signed.message
-        try:
-            quarantine = await self.accuser.accuse(offence)
-        except SentinelError as error:
-            log.warning("the accusation of slot %d failed: %s", message.slot, error)
-            return
-        if quarantine is None:
-            # It binds this driver only: no more work from here for that worker, and the claim is on record.
-            self.outside.events.verdict(
-                {
-                    "kind": "false alarm",
-                    "slot": message.slot,
-                    "nonce": message.nonce,
-                    "step": message.step,
-                    "accuser": self.context.account,
-                }
-            )
-            return
-        self._take_quarantine(quarantine)
-        await self.peers.broadcast(pb.SeatMessage(quarantine=quarantine))
-
-    def _prosecute_new(self, state: StepState) -> None:
-        for slot, quarantine in state.quarantines.items():
-            account = self.context.slots[slot].account
-            if quarantine.accuser != self.context.account:
-                continue
-            self.outside.events.verdict(
-                {
-                    "kind": "quarantined",
-                    "slot": slot,
-                    "nonce": quarantine.nonce,
-                    "account": account,
-                    "step": quarantine.step,
-                    "reason": quarantine.reason,
-                    "accuser": quarantine.accuser,
-                    "evidence": quarantine.evidence_hash.hex(),
-                    "commitment": quarantine.commitment_hash.hex(),
-                    "at": time.time(),
-                    "series": self._series.get(slot, []),
-                }
-            )
-            task = asyncio.ensure_future(self._prosecute(quarantine, account))
-            self._cases.add(task)
-            task.add_done_callback(self._cases.discard)
-
-    async def _prosecute(self, quarantine: pb.Quarantine, account: str) -> None:
-        async def told(event: str, transaction: str) -> None:
-            if event == "reported":
-                self.payroll.reports += 1
-            if event == "executed":
-                self.payroll.executions += 1
-            self.outside.events.verdict(
-                {
-                    "kind": event,
-                    "slot": quarantine.slot,
-                    "nonce": quarantine.nonce,
-                    "account": account,
-                    "step": quarantine.step,
-                    "at_step": self.step,
-                    "transaction": transaction,
-                    "at": time.time(),
-                }
-            )
-
-        try:
-            case = await self.accuser.prosecute(quarantine, told)
-            log.info("case against slot %d ended: %s", quarantine.slot, case.state)
-        except SentinelError as error:
-            log.error("the case against slot %d failed: %s", quarantine.slot, error)
 
     # ---- workers
 
@@ -663,9 +485,10 @@ class Seat:
             self.context.slots.update(slots)
             self.payroll.meet(slots.values())
 
-    def _turned_away(self, slot: int, nonce: int) -> str | None:
-        quarantine = self.quarantined.get((slot, nonce))
-        return quarantine.reason if quarantine is not None else None
+    def _expel(self, quarantine: pb.Quarantine) -> None:
+        session = self.relay.sessions.get(quarantine.slot)
+        if session is not None and session.slot.nonce == quarantine.nonce:
+            session.part("quarantined", quarantine.reason)
 
     def _on_session(self, session: WorkerSession) -> None:
         log.info("slot %d: session open", session.slot.slot)
@@ -711,177 +534,6 @@ class Seat:
     def _is_epoch_end(self, step: int) -> bool:
         training = self.context.spec.training
         return (step + 1) % training.epoch_steps == 0 or step == training.steps - 1
-
-    async def _end_epoch(self, step: int, new_weights: list[bytes]) -> None:
-        """Freeze what is owed; the lead then validates and settles beside the next steps."""
-        assert self.last is not None
-        self.payroll.freeze(step)
-        self._closed[step] = self.last
-        for old in sorted(self._closed)[:-4]:
-            del self._closed[old]
-        if self.context.me != assignment.lead_of(self.context.live):
-            return
-        flats = [await self.weights.flat(step + 1, stage) for stage in range(self.context.num_stages)]
-        task = asyncio.ensure_future(self._settle_epoch(step, self.last, flats, new_weights))
-        self._settlements.add(task)
-        task.add_done_callback(self._settlements.discard)
-
-    async def _settle_epoch(
-        self, step: int, closed: Finished, flats: list[torch.Tensor], new_weights: list[bytes]
-    ) -> None:
-        loss = await asyncio.to_thread(self._validation_loss, flats)
-        self.last_validation = loss
-        record = await asyncio.to_thread(self.outside.blobs.put, closed.signed.SerializeToString(deterministic=True))
-        self.outside.events.step(
-            {
-                "step": step,
-                "validation_loss": loss,
-                "checkpoint": closed.record.checkpoint.hex(),
-                "record": record,
-            }
-        )
-        try:
-            await asyncio.to_thread(checkpoint.read_back, self.outside.blobs, closed.record.checkpoint, new_weights)
-            async with self._settling:
-                settled = await self.payroll.propose(self.peers, step, closed.hash)
-        except SentinelError as error:
-            log.warning("no root for step %d: %s; its pay comes with the next one", step, error)
-            return
-        if settled is not None:
-            self._tell_settled(settled)
-
-    def _tell_settled(self, settled: Settled) -> None:
-        amounts = settled.amounts
-        self.outside.events.settlement(
-            {
-                "epoch": settled.epoch,
-                "step": settled.step,
-                "root": settled.root.hex(),
-                "record": settled.record_hash.hex(),
-                "total": str(amounts.total),
-                "amounts": {account: str(amount) for account, amount in amounts.amounts.items()},
-                "earned": {account: str(amount) for account, amount in amounts.earned.items()},
-                "capped": amounts.capped,
-                "transaction": settled.transaction,
-            }
-        )
-
-    async def _close_job(self) -> None:
-        """After the last step: cases end, roots until nothing is owed, then the job is finished on chain."""
-        self.phase = "settling"
-        for tasks in (self._settlements, self._cases):
-            if tasks:
-                await asyncio.wait(tasks)
-        assert self.last is not None
-        if self.context.me != assignment.lead_of(self.context.live):
-            await asyncio.wait_for(self._job_closed.wait(), CLOSE_SECONDS)
-            return
-        step, record_hash = self.last.record.step, self.last.hash
-        until = time.monotonic() + CLOSE_SECONDS
-        while True:
-            try:
-                await self._last_counts()
-                settled = await self.payroll.propose(self.peers, step, record_hash)
-                if settled is not None:
-                    self._tell_settled(settled)
-                    continue
-                transaction = await self.payroll.finish(self.peers, step, record_hash)
-                break
-            except SentinelError as error:
-                # The rate cap, the objection window of the root before, a seat whose cases are still open.
-                log.info("closing the job: %s", error)
-                if time.monotonic() > until:
-                    raise Fatal(f"the job could not be closed within {CLOSE_SECONDS:g} s: {error}") from error
-                await asyncio.sleep(0.5)
-        self.outside.events.settlement({"finish": transaction, "step": step})
-        await self.peers.broadcast(pb.SeatMessage(closed=pb.Closed(transaction=transaction)))
-
-    async def _last_counts(self) -> None:
-        """What every seat did since its last record (reports, executions), so that the root repays it."""
-        self.payroll.hear_counts(self.context.account, self.payroll.counts())
-        for seat in self.context.others:
-            answer = await self.peers.ask(seat.account, pb.SeatMessage(counts_query=pb.CountsQuery()))
-            self.payroll.hear_counts(seat.account, answer.counts)
-
-    async def _cosign(self, sender: str, proposal: pb.SettlementProposal) -> pb.SettlementSignature:
-        if sender != self.context.seats[assignment.lead_of(self.context.live)].account:
-            raise ProtocolError("root", f"{sender} is not the lead")
-        until = time.monotonic() + 10.0
-        while (closed := self._closed.get(proposal.step)) is None:
-            # The lead may be a moment ahead: its record of this step is final, mine is being signed.
-            if time.monotonic() > until:
-                raise ProtocolError("root", f"step {proposal.step} ends no epoch that this seat remembers")
-            await asyncio.sleep(0.05)
-        if closed.hash != proposal.step_record_hash:
-            raise ProtocolError("root", f"this seat's record of step {proposal.step} is another one")
-        await asyncio.to_thread(
-            checkpoint.read_back, self.outside.blobs, closed.record.checkpoint, list(closed.signed.new_weights)
-        )
-        return await self.payroll.cosign(proposal)
-
-    def _validation_loss(self, flats: list[torch.Tensor]) -> float:
-        """Mean token loss (nats) of the canonical weights on the job's fixed held-out sequences."""
-        spec, count = self.context.spec, self.context.num_stages
-        stages = [Stage(self.context.config, stage, count) for stage in range(count)]
-        for stage, flat in zip(stages, flats, strict=True):
-            stage.load_flat(flat)
-        total, tokens = 0.0, 0
-        with torch.no_grad(), self.meter.section("validation"):
-            for inputs, targets in validation_batches(
-                self.corpus, spec.model.seq_len, spec.training.validation_sequences, spec.seed
-            ):
-                x = inputs
-                for stage in stages[:-1]:
-                    x = stage(x)
-                losses = stages[-1].token_loss(x, targets)
-                total, tokens = total + float(losses.sum()), tokens + losses.numel()
-        return total / tokens
-
-    # ---- telling
-
-    def _on_verdict(self, slot: int, verdict: Verdict, where: dict[str, object]) -> None:
-        series = self._series.setdefault(slot, [])
-        series.append(
-            {
-                **where,
-                "kind": verdict.kind.value,
-                "scores": [[s.metric, s.value_e6, s.low_e6, s.high_e6] for s in verdict.scores],
-            }
-        )
-        del series[:-SERIES_LENGTH]
-        if verdict.kind is VerdictKind.SUSPECT:
-            log.info("step %s slot %d SUSPECT: %s", where.get("step"), slot, verdict.reason)
-            nonce = self.context.slots[slot].nonce
-            self.outside.events.verdict(
-                {"kind": "suspect", "slot": slot, "nonce": nonce, "reason": verdict.reason, **where}
-            )
-
-    def _report_step(self, state: StepState, dones: dict[str, pb.Done]) -> None:
-        for session in self.relay.sessions.values():
-            self.worker_costs[session.id] = (session.process_micros, session.overhead_micros)
-        if self.context.me != assignment.lead_of(self.context.live):
-            return
-        training = self.context.spec.training
-        tokens = training.microbatches * training.microbatch_size * self.context.spec.model.seq_len
-        self._tokens += tokens
-        seconds = time.monotonic() - self._began
-        self.outside.events.step(
-            {
-                "step": state.step,
-                "loss": sum(done.loss_sum_e6 for done in dones.values()) / 1e6 / training.microbatches,
-                "tokens": self._tokens,
-                "tokens_per_second": self._tokens / seconds if seconds > 0 else 0.0,
-                "suspects": sum(done.suspects for done in dones.values()),
-                "confirmations": sum(done.confirmations for done in dones.values()),
-                "audits": sum(done.audits for done in dones.values()),
-                "quarantines": len(self.quarantined),
-                "excluded": len(state.excluded),
-                "multisets": [
-                    [[s.slot, list(s.microbatches)] for s in state.aggregates[stage].sums]
-                    for stage in range(self.context.num_stages)
-                ],
-            }
-        )
 
 
 def _is_peer_gone(task: asyncio.Task[None]) -> bool:

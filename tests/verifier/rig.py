@@ -18,7 +18,7 @@ from sentinel_market.wire import relay_pb2 as pb
 from sentinel_market.wire.parts import CHANNEL_OPTIONS, WIRE_VERSION, WORK, Assembler, split
 from sentinel_market.wire.tensors import encode
 from tests.support.mesh import CONTRACTS, JOB_ID, Mesh, job_toml
-from verifier.driver import Answer, Held
+from verifier.answers import Answer, Held
 from verifier.seat import Seat
 from verifier.step import StepState
 from worker.session import SeatLink, Worker

@@ -22,7 +22,7 @@ from sentinel_market.wire.tensors import decode, encode, encoded_hash
 from tests.support.mesh import JOB_ID, Mesh, key
 from tests.verifier.rig import DOMAIN, OneSeat, small_mesh, tamper
 from verifier.accuse import BAD_COMPUTE
-from verifier.driver import Offence, Signed
+from verifier.answers import Offence, Signed
 from verifier.evidence import pack, unpack, write_bundle
 from verifier.recompute import Recomputed
 from verifier.seat import Seat

@@ -19,7 +19,7 @@ from sentinel_market.wire.commit import SessionKey, backward_output_hash
 from sentinel_market.wire.tensors import decode, encode, encoded_hash
 from tests.support.mesh import key
 from tests.verifier.rig import DOMAIN, OneSeat, tamper
-from verifier.driver import Offence
+from verifier.answers import Offence
 from worker.session import SeatLink, Worker
 
 HOSTILE, HONEST = 3, (4, 5)  # stage 1, the last
@@ -174,8 +174,8 @@ async def goes_on(one: OneSeat) -> None:
     answer = await asyncio.wait_for(one.seat.driver._until_accepted(1, one.held(MICROBATCH), pb.LOSS), 60)
     assert answer.session.slot.slot in HONEST
     assert {a.slot for a in one.seat.driver.accepted} <= set(HONEST)
-    assert not one.seat.quarantined
-    assert not one.seat._distrusted
+    assert not one.seat.docket.quarantined
+    assert not one.seat.docket.distrusted
     assert not one.mesh.court.reports
 
 

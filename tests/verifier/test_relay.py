@@ -24,7 +24,7 @@ def with_seat(tmp_path: Path, story: Callable[[OneSeat], Awaitable[None]]) -> On
             honest = RawWorker(one.seat, one.port, one.mesh.roster.worker_keys[5], 5)
             await honest.shake_hands()
             await honest.close()
-            assert not one.seat.quarantined
+            assert not one.seat.docket.quarantined
             assert not one.mesh.court.reports
             return one
 

@@ -347,9 +347,9 @@ def test_only_the_lead_says_that_the_job_is_closed(tmp_path: Path) -> None:
     async def story(c: Council) -> None:
         c.hearer, lead = c.third, c.hearer
         assert await c.refused(pb.SeatMessage(closed=pb.Closed(transaction="0x"))) == "closed"
-        assert not c.hearer._job_closed.is_set()
+        assert not c.hearer.closing._job_closed.is_set()
         await c.tell(pb.SeatMessage(closed=pb.Closed(transaction="0x")), lead)
-        assert c.hearer._job_closed.is_set()
+        assert c.hearer.closing._job_closed.is_set()
 
     council(tmp_path, story)
 
@@ -360,9 +360,9 @@ def test_only_the_lead_says_that_the_job_is_closed(tmp_path: Path) -> None:
 def test_a_certificate_of_a_quorum_quarantines(tmp_path: Path) -> None:
     async def story(c: Council) -> None:
         await c.tell(pb.SeatMessage(quarantine=c.certificate([c.hostile, c.third])))
-        assert set(c.hearer.quarantined) == {(4, 1)}
-        assert c.hearer._barred(4)
-        assert not c.hearer._barred(5)
+        assert set(c.hearer.docket.quarantined) == {(4, 1)}
+        assert c.hearer.docket.barred(4)
+        assert not c.hearer.docket.barred(5)
 
     council(tmp_path, story)
 
@@ -412,7 +412,7 @@ def test_what_is_no_certificate_quarantines_nobody(tmp_path: Path, make: Callabl
         done = c.done()
         done.quarantines.append(make(c))
         await c.refused(pb.SeatMessage(done=done))
-        assert not c.hearer.quarantined
+        assert not c.hearer.docket.quarantined
         assert not any(state.quarantines for state in c.hearer.book.values())
 
     council(tmp_path, story)

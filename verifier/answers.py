@@ -1,0 +1,171 @@
+"""What travels through a driver in one step: microbatches on their way, answers tied to signatures, accepted sums.
+
+``open_answer`` is where a worker's bytes become one of these; nothing here accuses anybody.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from sentinel_market.chain.eip712 import digest
+from sentinel_market.chain.signing import recover
+from sentinel_market.domain.ids import BACKWARD, FORWARD
+from sentinel_market.domain.messages import FrameCommitment
+from sentinel_market.errors import ProtocolError
+from sentinel_market.wire import relay_pb2 as pb
+from sentinel_market.wire.commit import backward_input_hash, backward_output_hash
+from sentinel_market.wire.tensors import decode, encoded_hash
+from verifier.check.tolerance import Comparison
+from verifier.check.verdict import Verdict
+from verifier.context import SeatContext
+from verifier.recompute import Recomputed
+from verifier.relay import WorkerSession
+
+
+@dataclass
+class Held:
+    """One microbatch on its way: encoded inputs and incoming gradients a stage, kept until the step is final."""
+
+    microbatch: int
+    tokens: torch.Tensor
+    targets: torch.Tensor
+    inputs: dict[int, bytes] = field(default_factory=dict)
+    incoming: dict[int, bytes] = field(default_factory=dict)
+    upstream: dict[int, Signed] = field(default_factory=dict)
+    """Stage -> the accepted forward commitment that produced its input."""
+    downstream: dict[int, Downstream] = field(default_factory=dict)
+    """Stage -> the accepted backward commitment that produced its incoming gradient."""
+    loss: float = 0.0
+
+
+@dataclass(frozen=True)
+class Signed:
+    """A commitment as its worker signed it."""
+
+    message: FrameCommitment
+    digest: bytes
+    signature: bytes
+
+
+@dataclass(frozen=True)
+class Downstream:
+    """A backward commitment covers H(gradient, sketch): the sketch's hash is needed to chain the gradient alone."""
+
+    signed: Signed
+    sketch_hash: bytes
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one worker returned for one unit of work, parsed and tied to its signatures; not judged yet."""
+
+    session: WorkerSession
+    stage: int
+    operation: int
+    dispatch: int
+    commitments: tuple[Signed, ...]
+    output: torch.Tensor | None = None
+    output_bytes: bytes = b""
+    gradient: torch.Tensor | None = None
+    gradient_bytes: bytes = b""
+    sketch: torch.Tensor | None = None
+    compute_micros: int = 0
+
+    @property
+    def backward(self) -> Signed | None:
+        return next((c for c in self.commitments if c.message.direction == BACKWARD), None)
+
+    @property
+    def forward(self) -> Signed | None:
+        return next((c for c in self.commitments if c.message.direction == FORWARD), None)
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """One backward in a worker's sum."""
+
+    slot: int
+    session: int
+    stage: int
+    microbatch: int
+    digest: bytes
+    sketch: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Offence:
+    """A violation that this seat's own recompute confirmed, and all that proves it."""
+
+    answer: Answer
+    signed: Signed
+    held: Held
+    recomputed: Recomputed
+    comparison: Comparison
+    screening: Verdict | None
+    reason: str
+    step: int
+
+
+def open_answer(
+    context: SeatContext, session: WorkerSession, stage: int, held: Held, task: pb.Task, result: pb.Result
+) -> Answer:
+    """Bytes of a stranger to an Answer. Raises ProtocolError; nothing here accuses anybody."""
+    shapes = context.shapes
+    if result.step != task.step or result.weights_hash != task.weights_hash:
+        raise ProtocolError("weights", f"an answer for step {result.step}, asked was {task.step}")
+    output = gradient = sketch = None
+    hashes: list[tuple[int, bytes, bytes]] = []
+    input_hash = encoded_hash(held.inputs[stage])
+    pair = b""
+    if task.operation != pb.FORWARD:
+        pair = backward_input_hash(input_hash, encoded_hash(held.incoming[stage]))
+    if task.operation != pb.BACKWARD:
+        shape = shapes.activation if task.operation == pb.FORWARD else shapes.tokens
+        output = decode(result.output, shape=shape, dtype=torch.float32)
+        hashes.append((FORWARD, pair or input_hash, encoded_hash(result.output)))
+    if task.operation != pb.FORWARD:
+        sketch = decode(result.sketch, shape=(64,), dtype=torch.float32)
+        outgoing = None
+        if stage > 0:
+            gradient = decode(result.gradient, shape=shapes.activation, dtype=torch.float32)
+            outgoing = encoded_hash(result.gradient)
+        hashes.append((BACKWARD, pair, backward_output_hash(outgoing, encoded_hash(result.sketch))))
+    if len(result.commitments) != len(hashes):
+        raise ProtocolError("commitment", f"{len(result.commitments)} commitments, {len(hashes)} are due")
+    signed = []
+    for index, (given, (direction, wanted_input, wanted_output)) in enumerate(
+        zip(result.commitments, hashes, strict=True)
+    ):
+        if given.direction != direction or given.sequence != session.sequence_of(task, index):
+            raise ProtocolError("sequence", f"a commitment numbered {given.sequence} direction {given.direction}")
+        if given.input_hash != wanted_input or given.output_hash != wanted_output:
+            raise ProtocolError("digest", "a commitment to other tensors than those sent and received")
+        message = session.key.frame(
+            sequence=given.sequence,
+            step=task.step,
+            microbatch=task.microbatch,
+            direction=direction,
+            input_hash=wanted_input,
+            output_hash=wanted_output,
+            weights_hash=task.weights_hash,
+        )
+        hashed = digest(context.domain, message)
+        signer = recover(hashed, given.signature)
+        if signer != session.slot.hot_key:
+            raise ProtocolError("signature", f"slot {session.slot.slot} belongs to {session.slot.hot_key}")
+        signed.append(Signed(message, hashed, given.signature))
+    return Answer(
+        session,
+        stage,
+        task.operation,
+        task.dispatch,
+        tuple(signed),
+        output,
+        result.output,
+        gradient,
+        result.gradient,
+        sketch,
+        result.compute_micros,
+    )

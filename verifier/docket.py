@@ -1,0 +1,192 @@
+"""Who is under accusation, in quarantine, before the court: from an offence of one driver to a ban on chain."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from sentinel_market.errors import ProtocolError, Recoverable, SentinelError
+from sentinel_market.ports import Events
+from sentinel_market.wire import relay_pb2 as pb
+from verifier.accuse import Accuser
+from verifier.answers import Offence
+from verifier.context import SeatContext
+from verifier.payroll import Payroll
+from verifier.peers import Peers
+from verifier.step import StepState
+
+log = logging.getLogger("verifier")
+
+RETRY_SECONDS = 600.0
+"""How long a case is pushed on while the chain does not answer."""
+
+
+class Docket:
+    """Quarantines bind every seat; distrust binds this driver only. Both are by (slot, nonce): by holder."""
+
+    def __init__(
+        self,
+        context: SeatContext,
+        peers: Peers,
+        accuser: Accuser,
+        payroll: Payroll,
+        events: Events,
+        expel: Callable[[pb.Quarantine], None],
+        series_of: Callable[[int], list[dict[str, object]]],
+    ) -> None:
+        """``expel(quarantine)`` ends the worker's session. ``series_of(slot)``: its last screenings, for the record."""
+        self.context = context
+        self._peers = peers
+        self._accuser = accuser
+        self._payroll = payroll
+        self._events = events
+        self._expel = expel
+        self._series_of = series_of
+        self.quarantined: dict[tuple[int, int], pb.Quarantine] = {}
+        self.distrusted: dict[tuple[int, int], str] = {}
+        self.accusations: set[asyncio.Task[None]] = set()
+        self._cases: set[asyncio.Task[None]] = set()
+        self._state = StepState(-1)
+
+    def begin(self, state: StepState) -> None:
+        """The step that quarantines are reached in from now on."""
+        self._state = state
+
+    # ---- asking
+
+    def barred(self, slot: int) -> bool:
+        """Whether this driver gives the present holder no work."""
+        key = (slot, self.context.slots[slot].nonce)
+        return key in self.distrusted or key in self.quarantined
+
+    def turned_away(self, slot: int, nonce: int) -> str | None:
+        """Why this holder gets no session, or None."""
+        quarantine = self.quarantined.get((slot, nonce))
+        return quarantine.reason if quarantine is not None else None
+
+    # ---- accusing
+
+    def on_offence(self, offence: Offence) -> None:
+        """No more work for that worker from here; ask the others for their own recompute."""
+        message = offence.signed.message
+        key = (message.slot, message.nonce)
+        if key in self.distrusted or key in self.quarantined:
+            return
+        self.distrusted[key] = offence.reason
+        task = asyncio.ensure_future(self._accuse(offence))
+        self.accusations.add(task)
+        task.add_done_callback(self.accusations.discard)
+
+    async def settled(self) -> None:
+        """Wait until no accusation of this driver is open."""
+        while self.accusations:
+            await asyncio.wait(self.accusations)
+
+    async def _accuse(self, offence: Offence) -> None:
+        message = offence.signed.message
+        try:
+            quarantine = await self._accuser.accuse(offence)
+        except SentinelError as error:
+            log.warning("the accusation of slot %d failed: %s", message.slot, error)
+            return
+        if quarantine is None:
+            # It binds this driver only, and the claim is on record.
+            self._events.verdict(
+                {
+                    "kind": "false alarm",
+                    "slot": message.slot,
+                    "nonce": message.nonce,
+                    "step": message.step,
+                    "accuser": self.context.account,
+                }
+            )
+            return
+        self.take(self._state, quarantine)
+        await self._peers.broadcast(pb.SeatMessage(quarantine=quarantine))
+
+    def take(self, state: StepState, quarantine: pb.Quarantine) -> None:
+        """A certificate of q seats, already checked: it binds this seat in this step and from now on."""
+        key = (quarantine.slot, quarantine.nonce)
+        known = self.quarantined.get(key)
+        if known is not None and known.step != quarantine.step:
+            # Its step is under no signature: repeated later, it would bar whoever holds the slot by then.
+            raise ProtocolError("quarantine", f"slot {quarantine.slot} is quarantined since step {known.step}")
+        if known is None:
+            self.quarantined[key] = quarantine
+            log.warning("slot %d is quarantined in step %d: %s", quarantine.slot, quarantine.step, quarantine.reason)
+            self._expel(quarantine)
+        if quarantine.slot not in state.quarantines:
+            state.quarantines[quarantine.slot] = quarantine
+            state.changed()
+
+    # ---- the court
+
+    def prosecute(self, state: StepState) -> None:
+        """The step's record is final: whoever accused first brings the case."""
+        for slot, quarantine in state.quarantines.items():
+            if quarantine.accuser != self.context.account:
+                continue
+            account = self.context.slots[slot].account
+            self._events.verdict(
+                {
+                    "kind": "quarantined",
+                    "slot": slot,
+                    "nonce": quarantine.nonce,
+                    "account": account,
+                    "step": quarantine.step,
+                    "reason": quarantine.reason,
+                    "accuser": quarantine.accuser,
+                    "evidence": quarantine.evidence_hash.hex(),
+                    "commitment": quarantine.commitment_hash.hex(),
+                    "at": time.time(),
+                    "series": self._series_of(slot),
+                }
+            )
+            task = asyncio.ensure_future(self._prosecute(quarantine, account))
+            self._cases.add(task)
+            task.add_done_callback(self._cases.discard)
+
+    async def _prosecute(self, quarantine: pb.Quarantine, account: str) -> None:
+        async def told(event: str, transaction: str) -> None:
+            self._payroll.reports += event == "reported"
+            self._payroll.executions += event == "executed"
+            self._events.verdict(
+                {
+                    "kind": event,
+                    "slot": quarantine.slot,
+                    "nonce": quarantine.nonce,
+                    "account": account,
+                    "step": quarantine.step,
+                    "at_step": self._state.step,
+                    "transaction": transaction,
+                    "at": time.time(),
+                }
+            )
+
+        until = time.monotonic() + RETRY_SECONDS
+        while True:
+            try:
+                case = await self._accuser.prosecute(quarantine, told)
+            except Recoverable as error:
+                log.warning("the case against slot %d waits: %s", quarantine.slot, error)
+                if time.monotonic() > until:
+                    log.error("the case against slot %d is given up: the chain stays away", quarantine.slot)
+                    return
+                await asyncio.sleep(2.0)
+            except SentinelError as error:
+                log.error("the case against slot %d failed: %s", quarantine.slot, error)
+                return
+            else:
+                log.info("the case against slot %d ended: %s", quarantine.slot, case.state)
+                return
+
+    async def cases_ended(self) -> None:
+        """Wait for every case that this seat brought."""
+        while self._cases:
+            await asyncio.wait(self._cases)
+
+    def cancel(self) -> None:
+        for task in (*self.accusations, *self._cases):
+            task.cancel()

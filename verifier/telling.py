@@ -1,0 +1,86 @@
+"""What a seat tells those who watch: steps, suspects, each worker's last screenings. Display, never consensus."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable
+
+from sentinel_market.domain import assignment
+from sentinel_market.ports import Events
+from sentinel_market.wire import relay_pb2 as pb
+from verifier.check.verdict import Verdict, VerdictKind
+from verifier.context import SeatContext
+from verifier.relay import WorkerSession
+from verifier.step import StepState
+
+log = logging.getLogger("verifier")
+
+SERIES_LENGTH = 120
+
+
+class Teller:
+    """Feeds the Events port."""
+
+    def __init__(self, context: SeatContext, events: Events) -> None:
+        self.context = context
+        self._events = events
+        self._series: dict[int, list[dict[str, object]]] = {}
+        self._began = time.monotonic()
+        self._tokens = 0
+        self.worker_costs: dict[tuple[int, int], tuple[int, int]] = {}
+        """(slot, session) -> CPU microseconds of the worker's process, and of its hashing and signing for this seat"""
+
+    def begin(self) -> None:
+        """The first step starts now: what tokens a second are counted from."""
+        self._began = time.monotonic()
+
+    def series_of(self, slot: int) -> list[dict[str, object]]:
+        """The last screenings of a worker's frames."""
+        return self._series.get(slot, [])
+
+    def verdict(self, slot: int, verdict: Verdict, where: dict[str, object]) -> None:
+        """A screening. ``where``: step, stage, direction."""
+        series = self._series.setdefault(slot, [])
+        series.append(
+            {
+                **where,
+                "kind": verdict.kind.value,
+                "scores": [[s.metric, s.value_e6, s.low_e6, s.high_e6] for s in verdict.scores],
+            }
+        )
+        del series[:-SERIES_LENGTH]
+        if verdict.kind is VerdictKind.SUSPECT:
+            log.info("step %s slot %d SUSPECT: %s", where.get("step"), slot, verdict.reason)
+            nonce = self.context.slots[slot].nonce
+            self._events.verdict({"kind": "suspect", "slot": slot, "nonce": nonce, "reason": verdict.reason, **where})
+
+    def costs(self, sessions: Iterable[WorkerSession]) -> None:
+        """What the workers say of their CPU time."""
+        for session in sessions:
+            self.worker_costs[session.id] = (session.process_micros, session.overhead_micros)
+
+    def step(self, state: StepState, dones: dict[str, pb.Done], quarantines: int) -> None:
+        """A finished step; the lead tells it for all."""
+        if self.context.me != assignment.lead_of(self.context.live):
+            return
+        training = self.context.spec.training
+        self._tokens += training.microbatches * training.microbatch_size * self.context.spec.model.seq_len
+        seconds = time.monotonic() - self._began
+        self._events.step(
+            {
+                "step": state.step,
+                "loss": sum(done.loss_sum_e6 for done in dones.values()) / 1e6 / training.microbatches,
+                "tokens": self._tokens,
+                "tokens_per_second": self._tokens / seconds if seconds > 0 else 0.0,
+                "suspects": sum(done.suspects for done in dones.values()),
+                "confirmations": sum(done.confirmations for done in dones.values()),
+                "audits": sum(done.audits for done in dones.values()),
+                "quarantines": quarantines,
+                "excluded": len(state.excluded),
+                "multisets": [
+                    [[s.slot, list(s.microbatches)] for s in state.aggregates[stage].sums]
+                    for stage in range(self.context.num_stages)
+                ],
+            }
+        )
