@@ -20,6 +20,11 @@ from verifier.peers import Peers
 
 log = logging.getLogger("verifier")
 
+MOST_REPEATS = 4
+"""Passes that a seat may acknowledge for each one that its microbatches need: replays, audits, failover. Generous, for
+nobody can check another's count within the run, but a bound: else one seat could sign an accomplice the whole budget."""
+GRACE_STEPS = 4
+"""The first steps repeat most."""
 EXTRA_ROOTS = 1000
 """Roots beyond one a step that a seat may ask to be repaid: the last ones wait for the rate cap."""
 
@@ -108,7 +113,9 @@ class Payroll:
         )
 
     def hear(self, account: str, message: pb.RecordSignature) -> None:
-        """Another seat's (or my own) receipts and counts of a step. Raises ProtocolError for a wrong signature."""
+        """Another seat's (or my own) receipts and counts of a step. Raises ProtocolError for a wrong signature.
+        Receipts for more work than the seat could have given out are not counted, by any seat."""
+        heard = {}
         for entry in message.units:
             holder = self.holders.get((entry.slot, entry.nonce))
             if holder is None:
@@ -116,7 +123,7 @@ class Payroll:
             receipt = WorkReceipt(self.context.job_id, entry.slot, entry.nonce, account, message.step, entry.units)
             if account != self.context.account:
                 self.context.check_seat(account, receipt, entry.signature)
-            self.receipts[account, entry.slot, entry.nonce] = Receipt(
+            heard[account, entry.slot, entry.nonce] = Receipt(
                 account=holder,
                 slot=entry.slot,
                 nonce=entry.nonce,
@@ -124,7 +131,19 @@ class Payroll:
                 step=message.step,
                 units=entry.units,
             )
+        before = {key: receipt for key, receipt in self.receipts.items() if key[0] == account}
+        units = sum(receipt.units for receipt in {**before, **heard}.values())
+        if units > self._most_units(account, message.step):
+            log.warning("seat %s signs receipts for %d passes by step %d; not counted", account, units, message.step)
+        else:
+            self.receipts.update(heard)
         self.hear_counts(account, message.counts)
+
+    def _most_units(self, account: str, step: int) -> int:
+        c = self.context
+        index = next(seat.index for seat in c.seats if seat.account == account)
+        a_step = 2 * c.num_stages * len(assignment.microbatches_of(index, c.spec.training.microbatches, c.live))
+        return MOST_REPEATS * a_step * (step + 1 + GRACE_STEPS)
 
     def hear_counts(self, account: str, counts: pb.SeatCounts) -> None:
         """What a seat says that it did. It only grows."""
