@@ -22,7 +22,7 @@ log = logging.getLogger("verifier")
 
 MOST_REPEATS = 4
 """Passes that a seat may acknowledge for each one that its microbatches need: replays, audits, failover. Generous, for
-nobody can check another's count within the run, but a bound: else one seat could sign an accomplice the whole budget."""
+nobody can check another's count within the run, but a bound: else one seat could sign a friend the whole budget."""
 GRACE_STEPS = 4
 """The first steps repeat most."""
 EXTRA_ROOTS = 1000
