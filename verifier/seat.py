@@ -345,11 +345,13 @@ class Seat:
         await state.until(lambda: len(state.record_signatures) == len(c.seats))
         signatures = {}
         for account, theirs in state.record_signatures.items():
-            if theirs.record_hash == mine.record_hash:
+            try:
+                if theirs.record_hash != mine.record_hash:
+                    raise ProtocolError("record", f"seat {account} signed another record of step {state.step}")
                 c.check_seat(account, record, theirs.signature)
                 signatures[account] = theirs.signature
-            else:
-                log.warning("seat %s signed another record of step %d", account, state.step)
+            except ProtocolError as error:
+                log.warning("%s", error)
             if not self.payroll.knows(theirs):
                 await self.refresh()
             self.payroll.hear(account, theirs)

@@ -49,6 +49,8 @@ class Assembler:
 
     def feed(self, part: Part) -> bytes | None:
         """Returns the whole message with its last part, else None."""
+        if part.more and not part.data:
+            raise ProtocolError("message", "a part that is empty and not the last one")  # endless ones cost memory
         self._size += len(part.data)
         if self._size > self.limit:
             raise ProtocolError("size", f"a message of over {self.limit} bytes")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 
 from sentinel_market.domain import step_record
 from sentinel_market.domain.messages import StepRecord
@@ -60,13 +61,16 @@ def check_quorum(
     ``signer_of(record, signature)`` recovers the address under a signature.
     """
     record = to_record(job_id, signed)
+    if len(signed.new_weights) != len(signed.new_states):
+        raise ProtocolError("record", "a step record lists weights and optimizer state of every stage, as many of each")
     if step_record.aggregates_digest(signed.new_weights, signed.new_states) != record.aggregates:
         raise ProtocolError("record", f"the weights listed with step {record.step} are not those it was signed for")
     good = set()
     for entry in signed.signatures:
         expected = hot_keys.get(entry.verifier)
-        if expected is not None and signer_of(record, entry.signature) == expected:
-            good.add(entry.verifier)
+        with suppress(ProtocolError):  # a malformed signature is one that is missing; it must not spoil the others
+            if expected is not None and signer_of(record, entry.signature) == expected:
+                good.add(entry.verifier)
     if len(good) < quorum:
         raise ProtocolError("record", f"step {record.step} is signed by {len(good)} seats, {quorum} are needed")
     return record

@@ -83,6 +83,8 @@ def decode(
             "size", f"{len(data)} bytes do not hold {list(got_shape)} elements of {got_dtype.itemsize} bytes"
         )
     if count == 0:
+        if max(got_shape) > max_bytes:
+            raise ProtocolError("shape", f"{list(got_shape)} is no shape: empty, and larger than any frame")
         return torch.empty(got_shape, dtype=got_dtype)
     return torch.frombuffer(bytearray(data), dtype=got_dtype, offset=HEADER_BYTES).reshape(got_shape)
 

@@ -211,6 +211,8 @@ def test_metrics_are_merged_over_seats(http: TestClient) -> None:
         "quarantines": 0,
         "bans": 1,
         "validation_loss": 2.5,
+        "checkpoint": None,
+        "record": None,
     }
     assert answer["steps"][1]["loss"] is None
     assert [step["step"] for step in http.get("/jobs/1/metrics?since=1").json()["steps"]] == [2]

@@ -56,7 +56,6 @@ def test_the_limit_may_be_raised_once_a_stranger_is_known() -> None:
     assert whole(assembler, bytes(20)) == [bytes(20)]
 
 
-@pytest.mark.xfail(strict=True, reason="wire.parts.Assembler takes Part(more=True) without data for ever")
 def test_endless_empty_parts_are_refused() -> None:
     """They would never cross the limit in bytes, and each costs memory."""
     assembler = Assembler(10)

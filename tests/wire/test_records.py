@@ -125,7 +125,6 @@ def test_weight_hashes_of_another_length_are_refused() -> None:
         assert refused(record) == "record"
 
 
-@pytest.mark.xfail(strict=True, reason="wire.records.check_quorum lets the ValueError of zip(strict=True) out")
 def test_lists_of_unequal_length_are_refused_and_raise_nothing_else() -> None:
     for field in ("new_weights", "new_states"):
         record = signed()
@@ -133,7 +132,6 @@ def test_lists_of_unequal_length_are_refused_and_raise_nothing_else() -> None:
         assert refused(record) == "record"
 
 
-@pytest.mark.xfail(strict=True, reason="wire.records.check_quorum stops at the first malformed signature")
 def test_one_malformed_signature_cannot_spoil_a_quorum() -> None:
     record = signed(ACCOUNTS[1:])
     record.signatures.insert(0, pb.SeatSignature(verifier=ACCOUNTS[0], signature=b"short"))
