@@ -33,13 +33,14 @@ class Reply:
     worker: Worker
     link: SeatLink
     result: pb.Result
+    microbatch: int = MICROBATCH
 
     def sign(self, index: int, signing_key: object = None, session_key: SessionKey | None = None, **changes) -> None:
         given = self.result.commitments[index]
         values = {
             "sequence": given.sequence,
             "step": self.result.step,
-            "microbatch": MICROBATCH,
+            "microbatch": self.microbatch,
             "direction": given.direction,
             "input_hash": given.input_hash,
             "output_hash": given.output_hash,
