@@ -24,7 +24,7 @@ class DemoSettings:
     microbatches: int = 6
     microbatch_size: int = 4
     epoch_steps: int = 50
-    validation_sequences: int = 64
+    validation_sequences: int = 128
     policy: str = "screen+confirm+audit"
     hostile: bool = True
     slot_stake: int = 100 * TOKEN
