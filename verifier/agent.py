@@ -31,6 +31,7 @@ from sentinel_market.errors import ConfigError, Fatal, PeerGone, Rejected
 from sentinel_market.keys.keystore import Keystore
 from sentinel_market.ports import JobInfo, SeatInfo
 from sentinel_market.wire.http_client import CoordinatorClient
+from verifier.check.check import warm
 from verifier.context import SeatContext, check_policy
 from verifier.events import SeatEvents
 from verifier.seat import Outside, Seat
@@ -120,6 +121,8 @@ class _Agent:
             job = roster.job(job_id)
             spec = coordinator.spec(job.spec_digest)
             corpus = await asyncio.to_thread(check_corpus, spec)
+            # The check compiles for seconds on a new machine: not inside the event loop, where pings would go unheard.
+            await asyncio.to_thread(warm)
             seat = await asyncio.to_thread(self._take_seat, roster, job_id)
             work = asyncio.create_task(self._work(client, roster, coordinator, job, spec, corpus, seat, host, port))
             loop = asyncio.get_running_loop()

@@ -26,6 +26,7 @@ from verifier.weights import WeightsStore
 log = logging.getLogger("verifier")
 
 CLOSE_SECONDS = 300.0
+"""The end of a job may take so long, or its planned time where that is longer: the rate cap counts from that."""
 KEPT_EPOCHS = 4
 VALIDATION_SEED = 0
 """Not the job's: jobs on one corpus are measured on the same held-out sequences, so that their losses compare."""
@@ -157,13 +158,14 @@ class Closing:
 
     async def close_job(self, last: Finished) -> None:
         """After the last step and the last case: roots until nothing is owed, then the job is finished on chain."""
+        limit = max(CLOSE_SECONDS, float(self.context.spec.market.planned_seconds))
         if self._tasks:
             await asyncio.wait(self._tasks)
         if not self.is_lead:
-            await asyncio.wait_for(self._job_closed.wait(), CLOSE_SECONDS)
+            await asyncio.wait_for(self._job_closed.wait(), limit)
             return
         step = last.record.step
-        until = time.monotonic() + CLOSE_SECONDS
+        until = time.monotonic() + limit
         while True:
             try:
                 await self._last_counts()
@@ -177,7 +179,7 @@ class Closing:
                 # The rate cap, the objection window of the root before, a seat whose cases are still open.
                 log.info("closing the job: %s", error)
                 if time.monotonic() > until:
-                    raise Fatal(f"the job could not be closed within {CLOSE_SECONDS:g} s: {error}") from error
+                    raise Fatal(f"the job could not be closed within {limit:g} s: {error}") from error
                 await asyncio.sleep(0.5)
         self._events.settlement({"finish": transaction, "step": step})
         await self._peers.broadcast(pb.SeatMessage(closed=pb.Closed(transaction=transaction)))

@@ -34,6 +34,7 @@ from worker.session import Worker, WorkerContext
 log = logging.getLogger("worker")
 
 POLL_SECONDS = 0.3
+INTERRUPTED = 130
 RELEASE_PATIENCE_SECONDS = 120
 """A lock whose evidence tail ends sooner is waited for; else `sentinel slot exit` finishes the job later."""
 
@@ -92,7 +93,7 @@ class _Agent:
             spec = coordinator.spec(roster.job(job_id).spec_digest)
             seats = self._wait_for_seats(roster, job_id)
             if seats is None:
-                return 0
+                return INTERRUPTED
             code = self._serve(roster, coordinator, job_id, slot, spec, seats)
         self._leave(client, job_id, slot)
         return code
@@ -183,14 +184,17 @@ class _Agent:
 
         self.worker = Worker(context, runner, endpoint_of, (flat, encoded_hash(encode(flat))))
         if self.stopping.is_set():
-            return 0
+            return INTERRUPTED
         self.say(f"serving stage {stage} of job {job_id}: {flat.numel():,} parameters; Ctrl-C leaves in order")
         try:
             self.worker.run()
         finally:
             self._note_attack(runner)
-        self.say("the job is finished" if self.worker.finished else f"stopped: {self.worker.reason}")
-        return 0
+        if self.worker.finished:
+            self.say("the job is finished")
+            return 0
+        self.say(f"stopped: {self.worker.reason}; the slot stays ours: start again to go on, or `sentinel slot exit`")
+        return INTERRUPTED
 
     def _note_attack(self, runner: StageRunner) -> None:
         """For whoever plays the attacker (demo, benchmarks): when it really began. Nobody else reads it."""

@@ -126,7 +126,7 @@ def start_node(port: int, log_file: Path) -> Child:
     if not node.exists():
         raise ConfigError(f"{node} is missing; run `make setup`, which installs Node into the virtual environment")
     environment = {**os.environ, "PATH": f"{node.parent}{os.pathsep}{os.environ.get('PATH', '')}"}
-    environment["HARDHAT_DISABLE_TELEMETRY_PROMPT"] = "true"
+    environment["HARDHAT_DISABLE_TELEMETRY"] = "true"
     child = Child(
         [
             str(node),

@@ -80,9 +80,7 @@ class StageSum:
 
 def gradient_set_digest(sums: Iterable[StageSum]) -> bytes:
     """``AggregateCommitment.gradientSet``."""
-    return digest_rows(
-        "sums", [(s.slot, s.session, s.count, s.accepted_set, s.gradient_hash) for s in sums]
-    )
+    return digest_rows("sums", [(s.slot, s.session, s.count, s.accepted_set, s.gradient_hash) for s in sums])
 
 
 def multisets_digest(stages: Iterable[Iterable[StageSum]]) -> bytes:
