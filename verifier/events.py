@@ -51,12 +51,12 @@ class SeatEvents:
         with self._path.open("a", encoding="utf-8") as out:
             while (job := self._jobs.get()) is not None:
                 topic, data = job
-                print(json.dumps({"topic": topic, "at": time.time(), **data}), file=out, flush=True)
+                print(json.dumps({"topic": topic, "at": time.time(), **data}, default=str), file=out, flush=True)
                 try:
                     self._publish(topic, data)
                 except SentinelError as error:
                     log.warning("the coordinator did not take a %s: %s", topic, error)
-                except (ValueError, KeyError, TypeError):
+                except (ValueError, KeyError, TypeError, AssertionError):
                     log.exception("a %s could not be told", topic)
 
     def _publish(self, topic: str, data: dict[str, object]) -> None:
