@@ -151,7 +151,7 @@ def test_garbage_ends_the_call_and_the_worker_dials_again(rig: Rig) -> None:
         count = len(seat.hellos)
         seat.say(garbage)
         eventually(lambda count=count: len(seat.hellos) > count)
-    seat.hear("ready")
+    eventually(lambda: rig.worker.links[0].open)
     assert len(served(seat, rig.loss(seat)).commitments) == 2
     assert len(served(rig.seats[1], rig.loss(rig.seats[1])).commitments) == 2
 
@@ -341,7 +341,7 @@ def test_weights_that_no_quorum_signed_are_refused(rig: Rig) -> None:
         (lambda w: w.record.new_weights.pop(), "record"),
         (lambda w: w.ClearField("record"), "record"),
         (lambda w: setattr(w.record, "previous", b"short"), "record"),
-        (lambda w: setattr(w.record.signatures[0], "signature", b"short"), "signature"),
+        (lambda w: setattr(w.record.signatures[0], "signature", b"short"), "record"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
