@@ -299,6 +299,7 @@ def test_a_task_of_an_old_step_is_refused(rig: Rig) -> None:
     seat.say(pb.ToWorker(weights=rig.weights(1)))
     eventually(lambda: rig.worker.runner.step == 1)
     assert refused(seat, rig.loss(seat, step=0, weights_hash=old)) == "weights"
+    assert refused(seat, rig.loss(seat, step=0)) == "weights", "the new weights do not make it a task of today"
     served(seat, rig.loss(seat, step=1))
 
 
