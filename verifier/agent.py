@@ -26,7 +26,6 @@ from sentinel_market.config import Settings
 from sentinel_market.data.corpus import Corpus, load_corpus
 from sentinel_market.domain.job_spec import JobSpec
 from sentinel_market.domain.messages import Endpoint
-from sentinel_market.domain.quote import QuoteParams
 from sentinel_market.errors import ConfigError, Fatal, PeerGone, Rejected
 from sentinel_market.keys.keystore import Keystore
 from sentinel_market.ports import JobInfo, SeatInfo
@@ -173,7 +172,9 @@ class _Agent:
         )
         home = self.settings.home / "verifier" / f"job-{job_id}-seat-{mine.index}"
         events = SeatEvents(home / "events.jsonl", coordinator, job_id)
-        outside = Outside(court=roster, escrow=roster, blobs=coordinator, events=events, params=_quote_params(client))
+        outside = Outside(
+            court=roster, escrow=roster, blobs=coordinator, events=events, params=client.params.get().quote_params()
+        )
         seat = Seat(
             context,
             corpus,
@@ -271,23 +272,6 @@ def _newest_job(client: ChainClient) -> int:
         if job.state in {"open", "active"} and len(client.market.seats(job_id)) < job.num_seats:
             return job_id
     raise ConfigError("no job on this chain has a free verifier seat now; see `sentinel job list`")
-
-
-def _quote_params(client: ChainClient) -> QuoteParams:
-    found = client.params.get()
-    return QuoteParams(
-        fee_bps=found.fee_bps,
-        slash_bad_compute_bps=found.slash_bad_compute_bps,
-        kappa_bps=found.kappa_bps,
-        evidence_tail=found.evidence_tail,
-        objection_window=found.objection_window,
-        min_slot_stake=found.min_slot_stake,
-        min_seat_stake=found.min_seat_stake,
-        gas_settlement=found.gas_settlement,
-        gas_report=found.gas_report,
-        gas_execute=found.gas_execute,
-        gas_settle_bond=found.gas_settle_bond,
-    )
 
 
 def _split(listen: str) -> tuple[str, int]:

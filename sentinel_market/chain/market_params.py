@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from sentinel_market.chain.client import Block, ChainClient
+from sentinel_market.domain.quote import QuoteParams
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,6 +43,10 @@ class ParamSet:
     gas_report: int
     gas_execute: int
     gas_settle_bond: int
+
+    def quote_params(self) -> QuoteParams:
+        """The part that prices and settlement amounts are made of."""
+        return QuoteParams(**{item.name: getattr(self, item.name) for item in fields(QuoteParams)})
 
 
 class MarketParams:

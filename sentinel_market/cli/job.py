@@ -13,9 +13,8 @@ from sentinel_market.cli.common import App, job_or_fail, table, tokens, verb
 from sentinel_market.errors import ChainMismatch, ConfigError, JobSpecError, PeerGone, SentinelError
 
 if TYPE_CHECKING:
-    from sentinel_market.chain.market_params import ParamSet
     from sentinel_market.domain.job_spec import JobSpec
-    from sentinel_market.domain.quote import Quote, QuoteParams
+    from sentinel_market.domain.quote import Quote
     from sentinel_market.wire.http_client import CoordinatorClient
 
 OVER = ("settled", "cancelled")
@@ -41,15 +40,6 @@ def load_job_file(path: Path) -> JobSpec:
     except UnicodeDecodeError as exc:
         raise JobSpecError([f"{path} is not UTF-8 text: {exc.reason} at byte {exc.start}"]) from None
     return parse_job(text)
-
-
-def quote_params(found: ParamSet) -> QuoteParams:
-    """What a quote needs of a parameter set."""
-    from dataclasses import fields
-
-    from sentinel_market.domain.quote import QuoteParams
-
-    return QuoteParams(**{field.name: getattr(found, field.name) for field in fields(QuoteParams)})
 
 
 def with_data(spec: JobSpec) -> JobSpec:
@@ -105,7 +95,7 @@ def quote_(app: App, path: Path) -> int:
     from sentinel_market.domain.quote import quote
 
     spec = load_job_file(path)
-    found = quote(spec, quote_params(app.reader.params.get()))
+    found = quote(spec, app.reader.params.get().quote_params())
     app.emit(_quote_json(found), _quote_text(found))
     return 0 if found.surplus >= 0 and all(check.holds for check in found.checks) else 2
 
@@ -164,7 +154,7 @@ def post(app: App, name: str, path: Path, deadline_seconds: int | None) -> None:
     app.identity(name)
     spec = load_job_file(path)
     params = app.reader.params.get()
-    found = check_budget(spec, quote_params(params))
+    found = check_budget(spec, params.quote_params())
     app.note("reading the data ...")
     spec = with_data(spec)
     client = app.cold(name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -151,9 +150,7 @@ class LocalMarket:
         return job_id
 
     def quote_params(self) -> QuoteParams:
-        found = self.reader.params.get()
-        names = {item.name for item in dataclasses.fields(QuoteParams)}
-        return QuoteParams(**{name: getattr(found, name) for name in names})
+        return self.reader.params.get().quote_params()
 
     def verb(self, name: str, *arguments: str) -> tuple[int, str]:
         """Run a `sentinel` verb in a participant's home; (exit code, output)."""
