@@ -79,6 +79,24 @@ class Docket:
         self.accusations.add(task)
         task.add_done_callback(self.accusations.discard)
 
+    def on_ban(self, slot: int, reason: str) -> None:
+        """Statistics alone condemn a worker (policies ``paper``, ``screen``). Nothing that a court could repeat stands
+        behind it, so it gets no more work from this driver and keeps its stake."""
+        nonce = self.context.slots[slot].nonce
+        if (slot, nonce) in self.distrusted:
+            return
+        self.distrusted[slot, nonce] = reason
+        self._events.verdict(
+            {
+                "kind": "distrusted",
+                "slot": slot,
+                "nonce": nonce,
+                "step": self._state.step,
+                "reason": reason,
+                "accuser": self.context.account,
+            }
+        )
+
     async def settled(self) -> None:
         """Wait until no accusation of this driver is open."""
         while self.accusations:

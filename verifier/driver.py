@@ -11,7 +11,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -22,9 +22,9 @@ from sentinel_market.wire import relay_pb2 as pb
 from sentinel_market.wire.tensors import decode, encode, tensor_hash
 from verifier.answers import Accepted, Answer, Downstream, Held, Offence, Signed, open_answer
 from verifier.check import audit
-from verifier.check.baseline import Baseline
-from verifier.check.check import Screening, accept, cleared_by_recompute, forget, screen
+from verifier.check.check import Screening
 from verifier.check.confirm import Action, ConfirmStep, Event, decide
+from verifier.check.engine import Engine
 from verifier.check.frame import Frame
 from verifier.check.tolerance import Comparison, compare, compare_sketch, numeric_edge
 from verifier.check.verdict import Verdict, VerdictKind
@@ -66,9 +66,11 @@ class Driver:
         on_offence: Callable[[Offence], None],
         on_verdict: Callable[[int, Verdict, dict[str, object]], None],
         barred: Callable[[int], bool],
+        on_ban: Callable[[int, str], None],
     ) -> None:
         """``batch_of(step, microbatch)`` -> tokens, targets [B, T]. ``on_offence`` starts an accusation.
-        ``barred(slot)``: quarantined, in this step or before, or distrusted by this driver alone."""
+        ``barred(slot)``: quarantined, in this step or before, or distrusted by this driver alone. ``on_ban(slot,
+        reason)``: statistics alone condemn a worker (policies ``paper``, ``screen``): that binds this driver only."""
         self.context = context
         self._relay = relay
         self._weights = weights
@@ -78,11 +80,8 @@ class Driver:
         self._on_offence = on_offence
         self._on_verdict = on_verdict
         self._barred = barred
-        self.baselines: dict[tuple[int, int], Baseline] = {
-            (stage, direction): Baseline.new(stage, context.num_stages, direction, context.spec.seed)
-            for stage in range(context.num_stages)
-            for direction in (FORWARD, BACKWARD)
-        }
+        self._on_ban = on_ban
+        self.engine = Engine(context.policy, context.num_stages, context.spec.seed)
         self.secret = b""
         self.replay_micros = 0
         self._rng = random.Random()
@@ -101,6 +100,7 @@ class Driver:
     async def begin(self, state: StepState, secret: bytes) -> None:
         """Forget the step before and fetch what this one is screened against."""
         self._state, self.secret = state, secret
+        self.engine.begin_step(state.step)
         self.held, self.accepted, self.units, self.leaves = [], [], {}, []
         self.counters, self._duplicates = Counters(), 0
         self._rng.seed(assignment.draw_seed(self.context.spec.seed, state.step, self.context.me))
@@ -166,6 +166,7 @@ class Driver:
         """One unit of work by whichever replica does it well. ``forward``: for a backward, the answer whose worker
         kept the graph; it is asked first. Raises Fatal when the stage stays without workers."""
         avoid: set[SlotSession] = set()
+        flagged = 0
         while True:
             prefer = forward.session if forward is not None and self._usable(forward.session) else None
             if prefer is not None and prefer.id in avoid:
@@ -177,9 +178,10 @@ class Driver:
                 self._accident(session, error)
                 avoid.add(session.id)
                 continue
-            final = await self._judge(stage, held, answer)
+            final = await self._judge(stage, held, answer, seconded=flagged > 0)
             if final is not None:
                 return final
+            flagged += 1
             avoid.add(session.id)
 
     # ---- choosing a replica
@@ -237,7 +239,7 @@ class Driver:
         if forward is None:
             # The graph of this microbatch is elsewhere: its forward first, as in any other work.
             forward = await self._call(session, stage, held, pb.FORWARD, 0)
-            self._count(forward)
+            await self._judge_repeat(stage, held, forward)
         return await self._call(session, stage, held, pb.BACKWARD, forward.dispatch)
 
     async def _call(
@@ -302,25 +304,45 @@ class Driver:
             return torch.nn.functional.embedding(held.tokens, self._embedding) if len(self._embedding) else None
         return decode(held.inputs[stage], shape=self.context.shapes.activation, dtype=torch.float32)
 
-    async def _judge(self, stage: int, held: Held, answer: Answer) -> Answer | None:
+    async def _judge_repeat(self, stage: int, held: Held, forward: Answer) -> None:
+        """A forward done again because its graph was elsewhere: it must agree with the one that was accepted, or a
+        recompute says who is wrong. Raises ProtocolError when it is not accepted."""
+        assert forward.output is not None
+        known = decode(held.inputs[stage + 1], shape=self.context.shapes.activation, dtype=torch.float32)
+        compared = compare(forward.output, known, self.context.tolerance)
+        if compared.agrees:
+            self._count(forward)
+            return
+        verdict = Verdict(VerdictKind.SUSPECT, f"a repeated forward differs from the accepted one: {compared.text()}")
+        suspect = Screening(verdict, self.context.policy, forward.session.slot.slot)
+        if not self.context.policy.confirms:
+            raise ProtocolError("forward", verdict.reason)
+        if await self._confirm(stage, held, forward, [(FORWARD, suspect)], suspect, False) is not forward:
+            raise ProtocolError("forward", "the forward before this backward was not accepted")
+
+    async def _judge(self, stage: int, held: Held, answer: Answer, *, seconded: bool = False) -> Answer | None:
         """The final verdict on an answer. Returns the accepted answer, which may be that of a replica that replayed
-        it, or None: then somebody else must do the work."""
-        policy = self.context.policy
+        it, or None: then somebody else must do the work. ``seconded``: another replica's answer to the same work was
+        refused before."""
+        policy, slot = self.context.policy, answer.session.slot.slot
         with self._meter.section("check"):
-            screenings = [
-                (direction, screen(frame, self.baselines[stage, direction], policy))
-                for direction, frame in self._frames(stage, held, answer)
-            ]
+            frames = self._frames(stage, held, answer)
+            screenings = [(direction, self.engine.screen(frame, held.microbatch)) for direction, frame in frames]
+            for (_, frame), (_, screening) in zip(frames, screenings, strict=True):
+                ban = self.engine.note(frame, screening)
+                if ban is not None:
+                    self._on_ban(ban.worker, ban.reason)
+                    self.engine.convict(ban.worker)
         suspect = next((s for _, s in screenings if s.verdict.kind is not VerdictKind.ACCEPT), None)
         if suspect is None and answer.sketch is not None and not bool(torch.isfinite(answer.sketch).all()):
             # No screen sees sketches, and this one would cost the worker's whole sum of the step.
             verdict = Verdict(VerdictKind.SUSPECT, "nonfinite: NaN or Inf in the sketch")
-            suspect = Screening(verdict, policy, answer.session.slot.slot)
+            suspect = Screening(verdict, policy, slot)
             screenings.append((BACKWARD, suspect))
         for direction, screening in screenings:
             if screening.verdict.scores or screening is suspect:
                 self._on_verdict(
-                    answer.session.slot.slot,
+                    slot,
                     screening.verdict,
                     {"step": self._state.step, "direction": direction, "stage": stage},
                 )
@@ -330,10 +352,34 @@ class Driver:
             return answer
         self.counters.suspects += suspect is not None
         if suspect is not None and not policy.confirms:
-            # Only with a non-finite frame under policy none: nothing convicts here, but nothing bad goes on either.
-            self._accident(answer.session, ProtocolError("nonfinite", suspect.verdict.reason))
-            return None
+            return self._without_confirmation(answer, screenings, suspect, seconded)
         return await self._confirm(stage, held, answer, screenings, suspect, audited)
+
+    def _without_confirmation(
+        self, answer: Answer, screenings: list[tuple[int, Screening]], suspect: Screening, seconded: bool
+    ) -> Answer | None:
+        """What policies that ask nobody else do with a suspect: nothing is folded into a baseline.
+
+        ``paper``: a flagged activation travels on as tainted, a flagged gradient is replaced by its moving average.
+        ``screen``: another replica does the work; when that one is flagged as well, the boundary moved and it goes on.
+        A frame that is not finite never travels on.
+        """
+        tensors = [t for t in (answer.output, answer.gradient, answer.sketch) if t is not None]
+        finite = all(bool(torch.isfinite(t).all()) for t in tensors)
+        if self.context.policy.name == "paper" and finite:
+            mean = self.engine.substitute(answer.stage)
+            flagged = any(d == BACKWARD and s.verdict.kind is VerdictKind.SUSPECT for d, s in screenings)
+            if flagged and answer.gradient is not None and mean is not None:
+                usual = torch.from_numpy(mean).expand_as(answer.gradient).contiguous()
+                answer = replace(answer, gradient=usual, gradient_bytes=encode(usual))
+            self._accept(answer, [])
+            return answer
+        if seconded and finite and self.context.policy.screens:
+            self._accept(answer, [])
+            return answer
+        if not finite:
+            self._accident(answer.session, ProtocolError("nonfinite", suspect.verdict.reason))
+        return None
 
     def _is_audited(self, stage: int, answer: Answer) -> bool:
         policy = self.context.policy
@@ -409,7 +455,7 @@ class Driver:
             if step.cleared_by == "recompute" and suspect is not None:
                 for direction, screening in screenings:
                     if screening.crossed:
-                        cleared_by_recompute(self.baselines[stage, direction], screening)
+                        self.engine.cleared_by_recompute(stage, direction, screening)
             self._accept(answer, screenings)
             return answer
         self._accident(answer.session, ProtocolError("inconclusive", step.reason))
@@ -492,13 +538,12 @@ class Driver:
         signed, comparison = refuted
         offence = Offence(answer, signed, held, recomputed, comparison, screening, reason, self._state.step)
         self._on_offence(offence)
-        for baseline in self.baselines.values():
-            forget(baseline, answer.session.slot.slot)
+        self.engine.convict(answer.session.slot.slot)
 
     def _accept(self, answer: Answer, screenings: list[tuple[int, Screening]]) -> None:
         with self._meter.section("check"):
             for direction, screening in screenings:
-                accept(self.baselines[answer.stage, direction], screening)
+                self.engine.accept(answer.stage, direction, screening)
         self._count(answer)
         backward = answer.backward
         if backward is not None:

@@ -102,6 +102,7 @@ class Seat:
             self.docket.on_offence,
             self.teller.verdict,
             self.docket.barred,
+            self.docket.on_ban,
         )
         self.reducers = {
             stage: Reducer(context, self.relay, stage, self.meter, self._exclude) for stage in context.my_stages
@@ -288,7 +289,7 @@ class Seat:
             audits=driver.counters.audits,
         )
         if self._is_epoch_end(state.step):
-            blob = checkpoint.baselines_blob(driver.baselines)
+            blob = checkpoint.baselines_blob(driver.engine.baselines)
             done.checkpoint_baselines = await asyncio.to_thread(self.outside.blobs.put, blob)
         hashed = step_record.sets_digest(sets_of(done))
         done.signature = c.sign(DriverDone(c.job_id, done.step, done.round, c.account, hashed))

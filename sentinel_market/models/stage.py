@@ -7,6 +7,8 @@ T positions, D = dim, V = vocab_size, N = flat_size.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -46,7 +48,7 @@ class Stage(nn.Module):
         # Plain attributes, not registered buffers: a state dict holds the named views only.
         self.flat = torch.zeros(size)
         self.flat_grad = torch.zeros(size)
-        self._weights = {spec.name: self._add_parameter(spec) for spec in self.specs}
+        self._weights: dict[str, Tensor] = {spec.name: self._add_parameter(spec) for spec in self.specs}
         self.rope_cos, self.rope_sin = _rotary_tables(config)
 
     def _add_parameter(self, spec: ParamSpec) -> nn.Parameter:
@@ -73,6 +75,17 @@ class Stage(nn.Module):
                 f"got {flat.dtype} {list(flat.shape)}"
             )
         self.flat.copy_(flat)
+
+    @contextmanager
+    def using(self, flat: Tensor) -> Iterator[None]:
+        """Inside, the stage computes with views of ``flat`` [N] in place of its own parameters (a batched argument of
+        ``torch.func.vmap``, say); gradients then belong to ``flat``."""
+        own = self._weights
+        self._weights = {s.name: flat[s.offset : s.offset + s.size].view(s.shape) for s in self.specs}
+        try:
+            yield
+        finally:
+            self._weights = own
 
     def zero_grad_flat(self) -> None:
         """Set the whole gradient to zero; the views stay."""
