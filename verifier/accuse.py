@@ -21,7 +21,17 @@ from sentinel_market.wire.tensors import decode
 from verifier.answers import Offence, Signed
 from verifier.check.verdict import Verdict, VerdictKind
 from verifier.context import SeatContext
-from verifier.evidence import Bundle, SignedCommitment, pack, read_bundle, replay_bundle, unpack, write_bundle
+from verifier.evidence import (
+    Bundle,
+    SignedCommitment,
+    SignedReplay,
+    pack,
+    read_bundle,
+    replay_bundle,
+    share_weights,
+    unpack,
+    write_bundle,
+)
 from verifier.meter import Meter
 from verifier.peers import Peers
 from verifier.weights import WeightsStore
@@ -128,8 +138,9 @@ class Accuser:
 
     def _write(self, directory: Path, offence: Offence, flat: torch.Tensor) -> tuple[bytes, bytes]:
         with self._meter.section("evidence"):
-            hashed = write_bundle(directory, self._bundle(offence, flat))
-            return hashed, pack(directory)
+            shared = self._dir / "weights"
+            hashed = write_bundle(directory, self._bundle(offence, flat), weights_directory=shared)
+            return hashed, pack(directory, weights_directory=shared)
 
     def _bundle(self, offence: Offence, flat: torch.Tensor) -> Bundle:
         c, answer, held = self.context, offence.answer, offence.held
@@ -148,7 +159,17 @@ class Accuser:
             incoming = held.targets
         elif backward:
             incoming = decode(held.incoming[answer.stage], shape=c.shapes.activation)
-        screening = offence.screening or Verdict(VerdictKind.ACCEPT, "audit: the screen saw nothing")
+        found, baseline = offence.screening, None
+        if offence.screened is not None:
+            found, baseline = offence.screened.verdict, offence.screened.baseline
+        screening = found or Verdict(VerdictKind.ACCEPT, "no screen looked at this frame")
+        replays = []
+        for answer_again in offence.replays:
+            signed = answer_again.backward if backward else answer_again.forward
+            if signed is not None:
+                output = answer_again.gradient if backward else answer_again.output
+                sketch = answer_again.sketch if backward else None
+                replays.append(SignedReplay(commitment=self._signed(signed), output=output, sketch=sketch))
         recomputed = offence.recomputed
         return Bundle(
             domain=c.domain,
@@ -158,9 +179,12 @@ class Accuser:
             commitment=self._signed(offence.signed),
             upstream=tuple(upstream),
             incoming_sketch_hash=sketch_hash,
+            replays=tuple(replays),
             policy=c.policy,
             tolerance=c.tolerance,
             screening=screening,
+            baseline=baseline,
+            history=offence.history,
             verdict=Verdict(VerdictKind.VIOLATION, _reason(offence), screening.scores),
             input=held.tokens if answer.stage == 0 else decode(held.inputs[answer.stage], shape=c.shapes.activation),
             incoming=incoming,
@@ -246,6 +270,7 @@ class Accuser:
         """A co-signer keeps the bundle until the case is final (protocol.md)."""
         name = f"cosigned-step{accuse.step}-slot{accuse.slot}-{accuse.commitment_hash.hex()[:12]}"
         unpack(accuse.bundle, self._dir / name, max_bytes=MAX_BUNDLE_BYTES)
+        share_weights(self._dir / name, self._dir / "weights")
 
     def check_certificate(self, quarantine: pb.Quarantine) -> None:
         """Raises ProtocolError unless q distinct seats signed the report behind it."""

@@ -17,9 +17,11 @@ from sentinel_market.errors import ProtocolError
 from sentinel_market.wire import relay_pb2 as pb
 from sentinel_market.wire.commit import backward_input_hash, backward_output_hash
 from sentinel_market.wire.tensors import decode, encoded_hash
-from verifier.check.tolerance import Comparison
+from verifier.check.baseline import Baseline
+from verifier.check.tolerance import Comparison, Tolerance, compare, compare_sketch
 from verifier.check.verdict import Verdict
 from verifier.context import SeatContext
+from verifier.evidence.history import Happened
 from verifier.recompute import Recomputed
 from verifier.relay import WorkerSession
 
@@ -81,6 +83,28 @@ class Answer:
     def forward(self) -> Signed | None:
         return next((c for c in self.commitments if c.message.direction == FORWARD), None)
 
+    def against(self, reference: Answer | Recomputed, tolerance: Tolerance) -> list[tuple[Signed, Comparison]]:
+        """Each claimed tensor against a replay or a recompute, with the commitment that covers it."""
+        found = []
+        if self.forward is not None and self.output is not None and reference.output is not None:
+            found.append((self.forward, compare(self.output, reference.output, tolerance)))
+        if self.backward is not None:
+            if self.gradient is not None and reference.gradient is not None:
+                found.append((self.backward, compare(self.gradient, reference.gradient, tolerance)))
+            if self.sketch is not None and reference.sketch is not None:
+                found.append((self.backward, compare_sketch(self.sketch, reference.sketch, tolerance)))
+        return found
+
+
+def refuted_by(found: list[tuple[Signed, Comparison]]) -> tuple[Signed, Comparison] | None:
+    """The first commitment whose tensor does not agree, or None."""
+    return next(((signed, one) for signed, one in found if not one.agrees), None)
+
+
+def farthest(found: list[tuple[Signed, Comparison]]) -> Comparison:
+    """The comparison that lies nearest to its limit, or farthest beyond."""
+    return max((one for _, one in found), key=lambda one: one.error_e6 / one.limit_e6)
+
 
 @dataclass(frozen=True)
 class Accepted:
@@ -95,8 +119,17 @@ class Accepted:
 
 
 @dataclass(frozen=True)
+class Screened:
+    """What the screen said of a frame, and a copy of the baseline that it was held against."""
+
+    verdict: Verdict
+    baseline: Baseline
+
+
+@dataclass(frozen=True)
 class Offence:
-    """A violation that this seat's own recompute confirmed, and all that proves it."""
+    """A violation that this seat's own recompute confirmed, and all that proves it. ``screening``: what raised
+    suspicion, in either direction (None: an audit, or a replay); ``screened``: the screen of this very frame."""
 
     answer: Answer
     signed: Signed
@@ -106,6 +139,9 @@ class Offence:
     screening: Verdict | None
     reason: str
     step: int
+    screened: Screened | None = None
+    history: tuple[Happened, ...] = ()
+    replays: tuple[Answer, ...] = ()
 
 
 def open_answer(

@@ -15,6 +15,7 @@ from sentinel_market.errors import ProtocolError
 from sentinel_market.models.config import ModelConfig
 from sentinel_market.models.jobs import frame_shapes, model_config
 from sentinel_market.ports import Deployment, SeatInfo, SlotInfo
+from verifier.check.calibrate import tolerance_for
 from verifier.check.policy import Policy
 from verifier.check.tolerance import Tolerance
 
@@ -38,7 +39,7 @@ class SeatContext:
     quorum: int
     me: int
     policy: Policy
-    tolerance: Tolerance = field(default_factory=Tolerance)
+    tolerance: Tolerance = field(default_factory=lambda: tolerance_for("float32", "cpu"))
 
     @cached_property
     def domain(self) -> Domain:

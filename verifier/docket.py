@@ -156,6 +156,7 @@ class Docket:
                     "step": quarantine.step,
                     "reason": quarantine.reason,
                     "accuser": quarantine.accuser,
+                    "signers": [one.verifier for one in quarantine.signatures],
                     "evidence": quarantine.evidence_hash.hex(),
                     "commitment": quarantine.commitment_hash.hex(),
                     "at": time.time(),

@@ -20,15 +20,28 @@ from sentinel_market.domain.ids import BACKWARD, FORWARD
 from sentinel_market.errors import Fatal, PeerGone, ProtocolError
 from sentinel_market.wire import relay_pb2 as pb
 from sentinel_market.wire.tensors import decode, encode, tensor_hash
-from verifier.answers import Accepted, Answer, Downstream, Held, Offence, Signed, open_answer
+from verifier.answers import (
+    Accepted,
+    Answer,
+    Downstream,
+    Held,
+    Offence,
+    Screened,
+    Signed,
+    farthest,
+    open_answer,
+    refuted_by,
+)
 from verifier.check import audit
 from verifier.check.check import Screening
-from verifier.check.confirm import Action, ConfirmStep, Event, decide
+from verifier.check.confirm import Action, Event, decide
 from verifier.check.engine import Engine
 from verifier.check.frame import Frame
-from verifier.check.tolerance import Comparison, compare, compare_sketch, numeric_edge
+from verifier.check.tolerance import Comparison, compare
 from verifier.check.verdict import Verdict, VerdictKind
 from verifier.context import SeatContext
+from verifier.evidence.history import Happened
+from verifier.evidence.screening import snapshot
 from verifier.meter import Meter
 from verifier.recompute import Recomputed, Recomputer
 from verifier.relay import Relay, WorkerSession
@@ -344,7 +357,7 @@ class Driver:
                 self._on_verdict(
                     slot,
                     screening.verdict,
-                    {"step": self._state.step, "direction": direction, "stage": stage},
+                    {"step": self._state.step, "direction": direction, "stage": stage, "microbatch": held.microbatch},
                 )
         audited = self._is_audited(stage, answer)
         if suspect is None and not audited:
@@ -404,48 +417,105 @@ class Driver:
     ) -> Answer | None:
         self.counters.confirmations += 1
         self.counters.audits += audited
-        events = [Event.SUSPECT] if suspect is not None else []
+        # Before anything is awaited: the baselines as they were when these frames were held against them.
+        screened = {
+            direction: Screened(one.verdict, snapshot(self.engine.baselines[stage, direction]))
+            for direction, one in screenings
+            if one.values
+        }
+        history: list[Happened] = []
+        if suspect is not None:
+            way = next(direction for direction, one in screenings if one is suspect)
+            note = f"{'backward' if way == BACKWARD else 'forward'}: {suspect.verdict.reason}"[:300]
+            history.append(Happened(Event.SUSPECT, note=note))
         if audited:
-            events.append(Event.AUDIT)
+            history.append(Happened(Event.AUDIT))
         others = [s for s in self.replicas(stage) if s.slot.slot != answer.session.slot.slot]
         adds = answer.operation != pb.FORWARD  # a replayed backward is a duplicate in somebody's sum
         spent = adds and self._duplicates >= self._duplicate_limit()
         if spent or audit.goes_straight_to_recompute(self.secret, answer.commitments[0].digest):
-            events.append(Event.STRAIGHT)
+            history.append(Happened(Event.STRAIGHT))
         if len(others) < 2:
-            events.append(Event.NO_REPLICA)
+            history.append(Happened(Event.NO_REPLICA))
         replay: Answer | None = None
+        replays: tuple[Answer, ...] = ()
         reference: Recomputed | None = None
         comparison: tuple[Signed, Comparison] | None = None
-        while (step := decide(events)).action is not Action.FINAL or self._owes_judgement(step):
+        while (step := decide([one.event for one in history])).action is not Action.FINAL or step.judge_replayer:
             if step.action is Action.REPLAY:
                 self._duplicates += adds
                 replay = await self._replay(stage, held, answer, others)
                 if replay is None:
-                    events.append(Event.REPLAY_LOST)
+                    history.append(Happened(Event.REPLAY_LOST))
                     continue
-                agrees = all(c.agrees for _, c in self._against(answer, replay.output, replay.gradient, replay.sketch))
-                events.append(Event.REPLAY_AGREES if agrees else Event.REPLAY_DISAGREES)
+                replays = (replay,)
+                found = farthest(answer.against(replay, self.context.tolerance))
+                event = Event.REPLAY_AGREES if found.agrees else Event.REPLAY_DISAGREES
+                history.append(Happened(event, replay.session.slot.slot, found))
             elif step.action is Action.RECOMPUTE:
                 reference = await self._recompute(stage, held, answer.operation)
                 if reference is None:
-                    events.append(Event.RECOMPUTE_IMPOSSIBLE)
+                    history.append(Happened(Event.RECOMPUTE_IMPOSSIBLE))
                     continue
-                if self._at_edge(reference):
-                    events.append(Event.RECOMPUTE_EDGE)
+                if reference.at_edge(self.context.tolerance):
+                    history.append(Happened(Event.RECOMPUTE_EDGE))
                     continue
-                comparison = self._worst(answer, reference)
-                events.append(Event.RECOMPUTE_AGREES if comparison is None else Event.RECOMPUTE_DISAGREES)
+                found_all = answer.against(reference, self.context.tolerance)
+                comparison = refuted_by(found_all)
+                event = Event.RECOMPUTE_AGREES if comparison is None else Event.RECOMPUTE_DISAGREES
+                history.append(Happened(event, comparison=farthest(found_all)))
             else:
                 assert replay is not None and reference is not None
-                refuted = self._worst(replay, reference)
-                events.append(Event.REPLAY_UPHELD if refuted is None else Event.REPLAY_REFUTED)
+                found_all = replay.against(reference, self.context.tolerance)
+                refuted = refuted_by(found_all)
+                event = Event.REPLAY_UPHELD if refuted is None else Event.REPLAY_REFUTED
+                history.append(Happened(event, replay.session.slot.slot, farthest(found_all)))
                 if refuted is not None:
-                    self._offence(replay, refuted, held, reference, None, "its own replay fails the recompute")
-                    replay = None
+                    reason = "its own replay fails the recompute"
+                    self._offence(
+                        Offence(
+                            replay,
+                            refuted[0],
+                            held,
+                            reference,
+                            refuted[1],
+                            None,
+                            reason,
+                            self._state.step,
+                            history=tuple(history),
+                        )
+                    )
+                    replay, replays = None, ()
+        assert step.verdict is not None
+        self._on_verdict(
+            answer.session.slot.slot,
+            Verdict(step.verdict, step.reason),
+            {
+                "step": self._state.step,
+                "direction": answer.commitments[-1].message.direction,
+                "stage": stage,
+                "microbatch": held.microbatch,
+                "history": [one.to_json() for one in history],
+            },
+        )
         if step.verdict is VerdictKind.VIOLATION:
             assert comparison is not None and reference is not None
-            self._offence(answer, comparison, held, reference, suspect.verdict if suspect else None, step.reason)
+            signed, refutation = comparison
+            self._offence(
+                Offence(
+                    answer,
+                    signed,
+                    held,
+                    reference,
+                    refutation,
+                    suspect.verdict if suspect else None,
+                    step.reason,
+                    self._state.step,
+                    screened.get(signed.message.direction),
+                    tuple(history),
+                    replays,
+                )
+            )
             if replay is not None:
                 self._accept(replay, [])
             return replay
@@ -460,9 +530,6 @@ class Driver:
             return answer
         self._accident(answer.session, ProtocolError("inconclusive", step.reason))
         return replay
-
-    def _owes_judgement(self, step: ConfirmStep) -> bool:
-        return step.judge_replayer
 
     def _duplicate_limit(self) -> int:
         """max(1, 2p x frames) a driver and step (protocol.md)."""
@@ -497,48 +564,9 @@ class Driver:
             log.warning("step %d stage %d cannot be recomputed: %s", step, stage, error)
             return None
 
-    def _at_edge(self, reference: Recomputed) -> bool:
-        # Jobs are fp32 in number 1, so the input rounded to the job's dtype is the input.
-        tensors = [t for t in (reference.output, reference.gradient, reference.sketch) if t is not None]
-        return any(numeric_edge(t, t, self.context.tolerance) for t in tensors)
-
-    def _against(
-        self,
-        answer: Answer,
-        output: torch.Tensor | None,
-        gradient: torch.Tensor | None,
-        sketch: torch.Tensor | None,
-    ) -> list[tuple[Signed, Comparison]]:
-        """Each claimed tensor against its reference, with the commitment that covers it."""
-        tolerance = self.context.tolerance
-        found = []
-        if answer.forward is not None and answer.output is not None and output is not None:
-            found.append((answer.forward, compare(answer.output, output, tolerance)))
-        if answer.backward is not None:
-            if answer.gradient is not None and gradient is not None:
-                found.append((answer.backward, compare(answer.gradient, gradient, tolerance)))
-            if answer.sketch is not None and sketch is not None:
-                found.append((answer.backward, compare_sketch(answer.sketch, sketch, tolerance)))
-        return found
-
-    def _worst(self, answer: Answer, reference: Recomputed) -> tuple[Signed, Comparison] | None:
-        """The first commitment that the recompute refutes, or None."""
-        found = self._against(answer, reference.output, reference.gradient, reference.sketch)
-        return next(((signed, c) for signed, c in found if not c.agrees), None)
-
-    def _offence(
-        self,
-        answer: Answer,
-        refuted: tuple[Signed, Comparison],
-        held: Held,
-        recomputed: Recomputed,
-        screening: Verdict | None,
-        reason: str,
-    ) -> None:
-        signed, comparison = refuted
-        offence = Offence(answer, signed, held, recomputed, comparison, screening, reason, self._state.step)
+    def _offence(self, offence: Offence) -> None:
         self._on_offence(offence)
-        self.engine.convict(answer.session.slot.slot)
+        self.engine.convict(offence.answer.session.slot.slot)
 
     def _accept(self, answer: Answer, screenings: list[tuple[int, Screening]]) -> None:
         with self._meter.section("check"):

@@ -94,6 +94,9 @@ class SeatEvents:
             "false alarm": "false-alarm",
         }
         kind = kinds.get(str(data["kind"]))
+        if data["kind"] == "confirmed" and _was_suspect(data):  # audits that found nothing are not told one by one
+            ended: dict[str, dto.VerdictName] = {"ACCEPT": "cleared", "INCONCLUSIVE": "inconclusive"}
+            kind = ended.get(str(data["verdict"]))
         self._bans += data["kind"] == "executed"
         if kind is None:
             return
@@ -109,6 +112,11 @@ class SeatEvents:
                     kind=kind,
                     reason=reason[:500],
                     issued=_now(),
+                    microbatch=_int(data.get("microbatch")),
+                    direction=1 if data.get("direction") == 1 else 0 if data.get("direction") == 0 else None,
+                    metric=_text(data.get("metric")),
+                    value_e6=_int(data.get("value_e6")),
+                    fence_e6=_int(data.get("fence_e6")),
                 )
             ],
         )
@@ -132,6 +140,15 @@ class SeatEvents:
 
 def _number(value: object) -> float | None:
     return None if value is None else float(str(value))
+
+
+def _int(value: object) -> int | None:
+    return value if isinstance(value, int) else None
+
+
+def _was_suspect(data: Mapping[str, object]) -> bool:
+    history = data.get("history")
+    return isinstance(history, list) and bool(history) and history[0].get("event") == "SUSPECT"
 
 
 def _text(value: object) -> str | None:

@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 
 import torch
 
-from sentinel_market.models.sketch import Sketch
 from sentinel_market.models.stage import Stage
 from verifier.context import SeatContext
+from verifier.evidence.recompute import Recomputed, recompute
 from verifier.meter import Meter
 from verifier.weights import WeightsStore
 
-
-@dataclass(frozen=True)
-class Recomputed:
-    """What the stage should have returned: activation or per-token loss; outgoing gradient; sketch [64]."""
-
-    output: torch.Tensor
-    gradient: torch.Tensor | None = None
-    sketch: torch.Tensor | None = None
+__all__ = ["Recomputed", "Recomputer"]
 
 
 class Recomputer:
@@ -55,25 +47,12 @@ class Recomputer:
             module = self._stages.get(stage)
             if module is None:
                 module = self._stages[stage] = Stage(self.context.config, stage, self.context.num_stages)
-            return recompute(module, flat, self.context.job_id, step, x, incoming)
-
-
-def recompute(
-    module: Stage, flat: torch.Tensor, job_id: int, step: int, x: torch.Tensor, incoming: torch.Tensor | None
-) -> Recomputed:
-    """Forward, and backward where ``incoming`` is given (targets at the last stage)."""
-    module.load_flat(flat)
-    if incoming is None:
-        with torch.no_grad():
-            return Recomputed(module(x))
-    module.zero_grad_flat()
-    leaf = x if module.is_first else x.detach().clone().requires_grad_(True)
-    if module.is_last:
-        output = module.token_loss(leaf, incoming)
-        torch.autograd.backward(output.mean())
-    else:
-        output = module(leaf)
-        torch.autograd.backward(output, incoming)
-    return Recomputed(
-        output.detach(), None if module.is_first else leaf.grad, Sketch(job_id, step).sketch(module.flat_grad)
-    )
+            module.load_flat(flat)
+            return recompute(
+                module,
+                job_id=self.context.job_id,
+                step=step,
+                input=x,
+                incoming=incoming,
+                backward=incoming is not None,
+            )

@@ -40,11 +40,17 @@ class Teller:
         return self._series.get(slot, [])
 
     def verdict(self, slot: int, verdict: Verdict, where: dict[str, object]) -> None:
-        """A screening. ``where``: step, stage, direction."""
+        """A screening, or with ``history`` in ``where`` the end of a confirmation. ``where``: step, stage, direction,
+        microbatch; ``history``: what happened, as ``Happened.to_json`` gives it."""
+        where = {**where, "driver": self.context.account}
+        told = {"slot": slot, "nonce": self.context.slots[slot].nonce, "reason": verdict.reason, **where}
+        if "history" in where:
+            self._events.verdict({"kind": "confirmed", "verdict": verdict.kind.value, **told})
+            return
         series = self._series.setdefault(slot, [])
         series.append(
             {
-                **where,
+                **{key: where[key] for key in ("step", "stage", "direction", "microbatch") if key in where},
                 "kind": verdict.kind.value,
                 "scores": [[s.metric, s.value_e6, s.low_e6, s.high_e6] for s in verdict.scores],
             }
@@ -52,8 +58,7 @@ class Teller:
         del series[:-SERIES_LENGTH]
         if verdict.kind is VerdictKind.SUSPECT:
             log.info("step %s slot %d SUSPECT: %s", where.get("step"), slot, verdict.reason)
-            nonce = self.context.slots[slot].nonce
-            self._events.verdict({"kind": "suspect", "slot": slot, "nonce": nonce, "reason": verdict.reason, **where})
+            self._events.verdict({"kind": "suspect", **told, **_crossing(verdict)})
 
     def costs(self, sessions: Iterable[WorkerSession]) -> None:
         """What the workers say of their CPU time."""
@@ -84,3 +89,16 @@ class Teller:
                 ],
             }
         )
+
+
+def _crossing(verdict: Verdict) -> dict[str, object]:
+    """The first score outside its fences, as the coordinator shows it."""
+    for score in verdict.scores:
+        if score.crossed:
+            low = score.low_e6 is not None and score.value_e6 < score.low_e6
+            return {
+                "metric": score.metric,
+                "value_e6": score.value_e6,
+                "fence_e6": score.low_e6 if low else score.high_e6,
+            }
+    return {}

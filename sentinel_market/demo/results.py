@@ -182,6 +182,8 @@ def write_files(market: LocalMarket, runs: dict[str, JobRun], summary: dict[str,
     sample = _export(market, run, directory / "model")
     for source in evidence_dirs(market, run):
         shutil.copytree(source, directory / "evidence" / source.name, dirs_exist_ok=True)
+        if (source.parent / "weights").is_dir():  # over 2 GB they stay with the seat
+            shutil.copytree(source.parent / "weights", directory / "evidence" / "weights", dirs_exist_ok=True)
     ledger = [row.model_dump() for row in market.coordinator.ledger(run.job_id).rows]
     write_report(
         directory / "report.html",

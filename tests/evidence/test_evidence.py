@@ -6,157 +6,58 @@ import io
 import json
 import tarfile
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sentinel_market.chain.eip712 import Domain, digest
-from sentinel_market.chain.signing import HotKey
-from sentinel_market.domain.messages import FrameCommitment
 from sentinel_market.errors import ProtocolError
-from sentinel_market.models.config import ModelConfig
-from sentinel_market.models.init import init_flat
 from sentinel_market.models.stage import Stage
-from sentinel_market.wire.commit import backward_input_hash, backward_output_hash
-from sentinel_market.wire.tensors import encode, tensor_hash
+from sentinel_market.wire.tensors import encode, encoded_hash, tensor_hash
+from tests.evidence.world import (
+    CONFIG,
+    DOMAIN,
+    JOB,
+    KEYS,
+    NUM_REPLICAS,
+    NUM_STAGES,
+    SEEN,
+    STEP,
+    World,
+    make_world,
+    sign,
+)
 from verifier import evidence
-from verifier.check import BACKWARD, FORWARD, Policy, Score, Tolerance, Verdict, VerdictKind
+from verifier.check import BACKWARD, FORWARD, Policy, Tolerance, Verdict, VerdictKind
+from verifier.check.confirm import Event
+from verifier.check.tolerance import Comparison
 from verifier.evidence import (
     Bundle,
-    Recomputed,
-    SignedCommitment,
+    Claim,
+    Happened,
     SignedReplay,
     describe,
+    load_weights,
     pack,
     read_bundle,
     recompute_frame,
     replay_bundle,
+    share_weights,
     unpack,
     write_bundle,
 )
-
-CONFIG = ModelConfig(dim=16, num_layers=3, num_heads=2, num_kv_heads=1, ffn_dim=24, vocab_size=32, seq_len=8)
-NUM_STAGES, NUM_REPLICAS, JOB, STEP, MICROBATCH = 3, 2, 7, 11, 5
-DOMAIN = Domain("JobMarket", "1", 31337, "0x" + "11" * 20)
-SEAT = "0x" + "22" * 20
-KEYS = [HotKey(bytes([i + 1]) * 32) for i in range(NUM_STAGES * NUM_REPLICAS)]
-REFLAG = Verdict(
-    VerdictKind.SUSPECT,
-    "cosine -0.9 below its fence 0.8",
-    (Score("cosine", -900_000, 800_000, 990_000), Score("l1", 1, 0, 2)),
-)
-
-
-def sign(key: HotKey, message: FrameCommitment, signer: str | None = None) -> SignedCommitment:
-    return SignedCommitment(message=message, signature=key.sign(digest(DOMAIN, message)), signer=signer or key.address)
-
-
-@dataclass
-class World:
-    """Everything of one microbatch in one step, computed honestly."""
-
-    modules: list[Stage]
-    inputs: list[torch.Tensor]
-    targets: torch.Tensor
-    incoming: list[torch.Tensor]
-    forward: list[Recomputed]
-    backward: list[Recomputed]
-
-    def commitment(self, stage: int, direction: int, claimed: Recomputed, replica: int = 0) -> SignedCommitment:
-        given = tensor_hash(self.inputs[stage])
-        if direction == BACKWARD or stage == NUM_STAGES - 1:
-            given = backward_input_hash(given, tensor_hash(self.incoming[stage]))
-        if direction == FORWARD:
-            assert claimed.output is not None
-            out = tensor_hash(claimed.output)
-        else:
-            assert claimed.sketch is not None
-            outgoing = None if claimed.output is None else tensor_hash(claimed.output)
-            out = backward_output_hash(outgoing, tensor_hash(claimed.sketch))
-        slot = stage * NUM_REPLICAS + replica
-        weights = tensor_hash(self.modules[stage].flat)
-        message = FrameCommitment(JOB, slot, 1, SEAT, 99, 3, STEP, MICROBATCH, direction, given, out, weights)
-        return sign(KEYS[slot], message)
-
-    def honest(self, stage: int, direction: int) -> Recomputed:
-        return (self.forward if direction == FORWARD else self.backward)[stage]
-
-    def bundle(self, stage: int, direction: int, cheat: Callable[[torch.Tensor], torch.Tensor] | None = None) -> Bundle:
-        truth = self.honest(stage, direction)
-        claimed = truth
-        if cheat is not None and truth.output is not None:
-            claimed = replace(truth, output=cheat(truth.output))
-        elif cheat is not None and truth.sketch is not None:
-            claimed = replace(truth, sketch=cheat(truth.sketch))
-        upstream = []
-        sketch_hash = None
-        if stage > 0:
-            upstream.append(self.commitment(stage - 1, FORWARD, self.forward[stage - 1], replica=1))
-        if direction == BACKWARD and stage < NUM_STAGES - 1:
-            upstream.append(self.commitment(stage + 1, BACKWARD, self.backward[stage + 1], replica=1))
-            sketch = self.backward[stage + 1].sketch
-            assert sketch is not None
-            sketch_hash = tensor_hash(sketch)
-        needs = direction == BACKWARD or stage == NUM_STAGES - 1
-        return Bundle(
-            domain=DOMAIN,
-            model=CONFIG,
-            num_stages=NUM_STAGES,
-            num_replicas=NUM_REPLICAS,
-            commitment=self.commitment(stage, direction, claimed),
-            upstream=tuple(upstream),
-            incoming_sketch_hash=sketch_hash,
-            replays=(
-                SignedReplay(
-                    commitment=self.commitment(stage, direction, truth, replica=1),
-                    output=truth.output,
-                    sketch=truth.sketch,
-                ),
-            ),
-            policy=Policy(),
-            tolerance=Tolerance(),
-            screening=REFLAG,
-            verdict=Verdict(VerdictKind.VIOLATION, "the recompute disagrees"),
-            input=self.inputs[stage],
-            incoming=self.incoming[stage] if needs else None,
-            output=claimed.output,
-            sketch=claimed.sketch,
-            recompute=truth.output,
-            recompute_sketch=truth.sketch,
-            weights=self.modules[stage].flat,
-        )
+from verifier.evidence.history import MAX_EVENTS, history_from_json
+from verifier.evidence.recompute import edge_inputs, judge
+from verifier.evidence.replay import Known, replay
 
 
 @pytest.fixture(scope="module")
 def world() -> World:
-    modules = [Stage(CONFIG, s, NUM_STAGES) for s in range(NUM_STAGES)]
-    for module in modules:
-        module.load_flat(init_flat(CONFIG, module.stage, NUM_STAGES, 1))
-    rows = torch.randint(0, 32, (2, 9), generator=torch.Generator().manual_seed(0))
-    tokens, targets = rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
-
-    def run(stage: int, direction: int, given: torch.Tensor, incoming: torch.Tensor | None) -> Recomputed:
-        return recompute_frame(
-            modules[stage], job_id=JOB, step=STEP, direction=direction, input=given, incoming=incoming
-        )
-
-    inputs, forward = [tokens], []
-    for s in range(NUM_STAGES):
-        forward.append(run(s, FORWARD, inputs[s], targets if s == NUM_STAGES - 1 else None))
-        output = forward[s].output
-        assert output is not None
-        inputs.append(output)
-    incoming, backward = [targets], []
-    for s in range(NUM_STAGES - 1, -1, -1):
-        backward.insert(0, run(s, BACKWARD, inputs[s], incoming[0]))
-        gradient = backward[0].output
-        if gradient is not None:
-            incoming.insert(0, gradient)
-    return World(modules, inputs[:NUM_STAGES], targets, incoming, forward, backward)
+    return make_world()
 
 
 FRAMES = [(s, d) for s in range(NUM_STAGES) for d in (FORWARD, BACKWARD)]
@@ -198,6 +99,8 @@ def test_bundle_comes_back_through_a_tar(world: World, tmp_path: Path) -> None:
         "policy",
         "tolerance",
         "screening",
+        "history",
+        "dtype",
         "verdict",
         "versions",
     ):
@@ -208,9 +111,32 @@ def test_bundle_comes_back_through_a_tar(world: World, tmp_path: Path) -> None:
     assert write_bundle(tmp_path / "c", back) == hashed
     assert replay_bundle(tmp_path / "b").bundle_digest == hashed
     text = "\n".join(describe(back))
-    for words in ("slot 2", "stage 1 of 3", "cosine -0.9 below its fence 0.8", "inside its fences: l1", "VIOLATION"):
+    for words in (
+        "slot 2",
+        "stage 1 of 3",
+        "raised suspicion: ",
+        "below its fence",
+        "inside its fences: ",
+        f"a baseline of {SEEN} accepted frames",
+        "then: the replay of slot 3 disagrees: relative error 2 beyond the limit 0.0001",
+        "then: the driver's own recompute disagrees",
+        "VIOLATION",
+    ):
         assert words in text
     assert "output against the recompute: relative error 2 beyond the limit 0.0001" in text
+
+
+def test_a_bundle_of_another_job_pins_nothing_of_this_one(world: World, tmp_path: Path) -> None:
+    write_bundle(tmp_path, world.bundle(1, FORWARD, lambda t: -t))
+    bundle = read_bundle(tmp_path)
+    known = Known(model=CONFIG, policy=Policy(), dtype="float32", layout=(NUM_STAGES, NUM_REPLICAS))
+    assert replay(bundle, bytes(32), known).admissible
+    for wrong in (
+        replace(known, model=replace(CONFIG, norm_eps=1e-6)),
+        replace(known, policy=Policy(k_init=4.0)),
+        replace(known, dtype="bfloat16"),
+    ):
+        assert not replay(bundle, bytes(32), wrong).admissible
 
 
 def test_manifest_holds_no_floats(world: World, tmp_path: Path) -> None:
@@ -233,6 +159,10 @@ def test_weights_are_shared_and_may_be_elsewhere(world: World, tmp_path: Path) -
     missing = replay_bundle(tmp_path / "one")
     assert missing.verdict.kind is VerdictKind.INCONCLUSIVE and "weights" in missing.verdict.reason
     assert replay_bundle(tmp_path / "one", weights_directory=shared).verdict.kind is VerdictKind.VIOLATION
+    assert replay_bundle(tmp_path / "one", weights_path=next(shared.iterdir())).verdict.kind is VerdictKind.VIOLATION
+    # beside the bundle, in a folder `weights`, they are found by themselves
+    shared.rename(tmp_path / "weights")
+    assert replay_bundle(tmp_path / "one").verdict.kind is VerdictKind.VIOLATION
     # the same digest wherever the weights lie
     assert write_bundle(tmp_path / "three", world.bundle(1, FORWARD, lambda t: -t)) == one
 
@@ -308,7 +238,7 @@ def test_a_lying_replayer_is_named_but_decides_nothing(world: World, tmp_path: P
     bundle = world.bundle(1, FORWARD, lambda t: -t)
     honest = world.honest(1, FORWARD).output
     assert honest is not None
-    lie = SignedReplay(commitment=world.commitment(1, FORWARD, Recomputed(-honest, None), replica=1), output=-honest)
+    lie = SignedReplay(commitment=world.commitment(1, FORWARD, Claim(-honest, None), replica=1), output=-honest)
     write_bundle(tmp_path, replace(bundle, replays=(lie,)))
     result = replay_bundle(tmp_path)
     assert result.verdict.kind is VerdictKind.VIOLATION
@@ -324,7 +254,26 @@ def test_a_diverged_run_convicts_nobody(world: World, tmp_path: Path) -> None:
     assert replay_bundle(tmp_path).verdict.kind is VerdictKind.INCONCLUSIVE
 
 
-@pytest.mark.parametrize("name", ["input.snt", "output.snt", "sketch.snt", "replays/0.output.snt"])
+FILES = [
+    "input.snt",
+    "incoming.snt",
+    "output.snt",
+    "sketch.snt",
+    "recompute.snt",
+    "recompute_sketch.snt",
+    "replays/0.output.snt",
+    "replays/0.sketch.snt",
+    "baseline.safetensors",
+]
+
+
+def test_the_list_of_files_is_complete(world: World, tmp_path: Path) -> None:
+    write_bundle(tmp_path, world.bundle(1, BACKWARD, lambda t: -t))
+    found = {p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*") if p.is_file()}
+    assert found == {*FILES, "manifest.json", f"weights/{tensor_hash(world.modules[1].flat).hex()}.snt"}
+
+
+@pytest.mark.parametrize("name", FILES)
 def test_a_changed_or_missing_file_is_refused(name: str, world: World, tmp_path: Path) -> None:
     write_bundle(tmp_path, world.bundle(1, BACKWARD, lambda t: -t))
     path = tmp_path / name
@@ -335,6 +284,129 @@ def test_a_changed_or_missing_file_is_refused(name: str, world: World, tmp_path:
     path.unlink()
     with pytest.raises(ProtocolError, match="missing"):
         replay_bundle(tmp_path)
+
+
+def test_changed_weights_are_refused(world: World, tmp_path: Path) -> None:
+    write_bundle(tmp_path, world.bundle(1, BACKWARD, lambda t: -t))
+    (path,) = (tmp_path / "weights").iterdir()
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    with pytest.raises(ProtocolError, match="digest differs"):
+        replay_bundle(tmp_path)
+
+
+@pytest.mark.parametrize(("stage", "direction"), FRAMES)
+def test_the_screening_is_rederived_from_the_baseline_before(
+    stage: int, direction: int, world: World, tmp_path: Path
+) -> None:
+    """Every kind of frame: the same integers from the files as the driver had. The world builds its frames itself."""
+    for name, cheat in (("flip", lambda t: -t), ("honest", None)):
+        bundle = world.bundle(stage, direction, cheat)
+        write_bundle(tmp_path / name, bundle)
+        checks = {c.name: c for c in replay_bundle(tmp_path / name).checks}
+        if (stage, direction) == (0, BACKWARD):
+            assert "screening" not in checks, "nothing is returned there that could be screened"
+            continue
+        assert checks["screening"].ok, checks["screening"].text
+        assert len(bundle.screening.scores) in (3, 12)
+        assert (name == "flip") == (bundle.screening.kind is VerdictKind.SUSPECT)
+
+
+def test_a_screening_that_is_made_up_is_named_and_decides_nothing(world: World, tmp_path: Path) -> None:
+    bundle = world.bundle(1, FORWARD, lambda t: -t)
+    scores = bundle.screening.scores
+    moved = replace(scores[7], value_e6=scores[7].value_e6 + 10)
+    other = replace(bundle.screening, scores=(*scores[:7], moved, *scores[8:]))
+    young = replace(world.baselines[1, FORWARD], frames=3)
+    for name, changed in (
+        ("a score", replace(bundle, screening=other)),
+        ("the kind", replace(bundle, screening=Verdict(VerdictKind.ACCEPT, "fine", scores))),
+        ("no scores", replace(bundle, screening=Verdict(VerdictKind.SUSPECT, "trust me"))),
+        ("another boundary", replace(bundle, baseline=world.baselines[1, BACKWARD])),
+        ("an older baseline", replace(bundle, baseline=young)),
+    ):
+        write_bundle(tmp_path / name, changed)
+        result = replay_bundle(tmp_path / name)
+        assert [c.ok for c in result.checks if c.name == "screening"] == [False], name
+        assert result.verdict.kind is VerdictKind.VIOLATION and result.admissible
+        assert any(line.startswith("no   screening: ") for line in result.lines())
+        if name == "another boundary":
+            assert any("the baseline is that of stage 1, direction 1" in line for line in result.lines())
+
+
+def test_a_strangers_baseline_is_refused(world: World, tmp_path: Path) -> None:
+    import safetensors.torch
+
+    good = world.baselines[1, FORWARD].state_dict()
+    for name, state in (
+        ("no tensors", {}),
+        ("no window", {k: v for k, v in good.items() if k != "window"}),
+        ("a narrow window", good | {"window": good["window"][:, :3].contiguous()}),
+        ("a scalar", good | {"meta": torch.tensor(1)}),
+        ("text", b"not a safetensors file"),
+        ("a huge header", b"\xff" * 8),
+    ):
+        directory = tmp_path / name
+        write_bundle(directory, world.bundle(1, FORWARD, lambda t: -t))
+        data = state if isinstance(state, bytes) else safetensors.torch.save(state)
+        (directory / "baseline.safetensors").write_bytes(data)
+        rewrite(directory, lambda m, data=data: m["files"].update({"baseline.safetensors": encoded_hash(data).hex()}))
+        with pytest.raises(ProtocolError):
+            replay_bundle(directory)
+
+
+def rewrite(directory: Path, change: Callable[[dict[str, object]], object]) -> None:
+    path = directory / "manifest.json"
+    manifest = json.loads(path.read_text())
+    change(manifest)
+    path.write_text(json.dumps(manifest))
+
+
+def test_a_huge_model_is_refused_before_it_is_built(world: World, tmp_path: Path) -> None:
+    """Sizes that would fill the memory: the weights are held against them first."""
+    for name, value in (("seq_len", 1 << 40), ("vocab_size", 1 << 40), ("num_layers", 1 << 40), ("ffn_dim", 1 << 50)):
+        directory = tmp_path / name
+        write_bundle(directory, world.bundle(0, FORWARD, lambda t: -t))
+        rewrite(directory, lambda m, name=name, value=value: m["model"].update({name: value}))  # type: ignore[attr-defined]
+        try:
+            result = replay_bundle(directory)
+        except ProtocolError as error:
+            assert name in str(error)
+        else:
+            assert not result.admissible and "weights" in result.verdict.reason
+
+
+REPLAYS: dict[str, tuple[str, Callable[[World, SignedReplay], SignedReplay]]] = {
+    "of itself": ("no other replica", lambda w, r: replace(r, commitment=w.commitment(1, FORWARD, w.forward[1]))),
+    "of another stage": (
+        "no other replica",
+        lambda w, r: replace(r, commitment=w.commitment(0, FORWARD, w.forward[0], replica=1)),
+    ),
+    "of another step": ("step is not", lambda w, r: moved(r, step=STEP + 1)),
+    "of another input": ("input_hash is not", lambda w, r: moved(r, input_hash=bytes(32))),
+    "of other weights": ("weights_hash is not", lambda w, r: moved(r, weights_hash=bytes(32))),
+    "another tensor": ("the signed output", lambda w, r: replace(r, output=-r.output)),  # type: ignore[operator]
+    "signed by another": (
+        "other key",
+        lambda w, r: replace(r, commitment=replace(sign(KEYS[0], r.commitment.message), signer=KEYS[3].address)),
+    ),
+    "unsigned": ("", lambda w, r: replace(r, commitment=replace(r.commitment, signature=b"1"))),
+}
+
+
+def moved(replay_: SignedReplay, **changes: object) -> SignedReplay:
+    message = replace(replay_.commitment.message, **changes)  # type: ignore[arg-type]
+    return replace(replay_, commitment=sign(KEYS[3], message))
+
+
+@pytest.mark.parametrize("name", REPLAYS)
+def test_a_replay_that_is_none_supports_nothing(name: str, world: World, tmp_path: Path) -> None:
+    words, change = REPLAYS[name]
+    bundle = world.bundle(1, FORWARD, lambda t: -t)
+    write_bundle(tmp_path, replace(bundle, replays=(change(world, bundle.replays[0]),)))
+    result = replay_bundle(tmp_path)
+    (check,) = [c for c in result.checks if c.name == "replay 0"]
+    assert not check.ok and words in check.text
+    assert result.verdict.kind is VerdictKind.VIOLATION, "replays are not what convicts"
 
 
 def test_a_link_is_not_followed(world: World, tmp_path: Path) -> None:
@@ -516,3 +588,105 @@ def test_recompute_leaves_no_gradient_behind(world: World) -> None:
 
 def test_versions_name_what_computed() -> None:
     assert {"torch", "python", "sentinel_market", "machine"} <= set(evidence.software_versions())
+
+
+def test_large_weights_stay_out_and_come_by_path(world: World, tmp_path: Path) -> None:
+    bundle = world.bundle(1, FORWARD, lambda t: -t)
+    assert bundle.weights is not None
+    hashed = write_bundle(tmp_path / "b", bundle, max_weights_bytes=bundle.weights.nbytes - 1)
+    assert not (tmp_path / "b" / "weights").exists()
+    unpack(pack(tmp_path / "b"), tmp_path / "c")
+    wanted = bundle.commitment.message.weights_hash.hex()
+    missing = replay_bundle(tmp_path / "c")
+    assert not missing.admissible and wanted in missing.verdict.reason
+    mine = tmp_path / "any name at all"
+    mine.write_bytes(encode(bundle.weights))
+    result = replay_bundle(tmp_path / "c", weights_path=mine)
+    assert result.verdict.kind is VerdictKind.VIOLATION and result.bundle_digest == hashed
+    assert torch.equal(load_weights(mine, wanted), bundle.weights)
+    for name, data in (
+        ("others", encode(bundle.weights + 1)),
+        ("short", encode(bundle.weights)[:-4]),
+        ("empty", b""),
+        ("a header", encode(bundle.weights)[:64]),
+    ):
+        path = tmp_path / name
+        path.write_bytes(data)
+        with pytest.raises(ProtocolError, match=wanted):
+            replay_bundle(tmp_path / "c", weights_path=path)
+    matrix = encode(bundle.weights.view(-1, 64))
+    mine.write_bytes(matrix)
+    with pytest.raises(ProtocolError, match="flat float32"):
+        load_weights(mine, encoded_hash(matrix).hex())
+    with pytest.raises(ProtocolError, match="nowhere"):
+        load_weights(tmp_path / "nowhere", wanted)
+
+
+def test_weights_under_a_wrong_name_are_neither_shared_nor_kept(world: World, tmp_path: Path) -> None:
+    """A stranger's tar may bring a file under the digest of others: it must not become what our own bundles rest on."""
+    bundle = world.bundle(1, FORWARD, lambda t: -t)
+    shared, wanted = tmp_path / "weights", f"{tensor_hash(world.modules[1].flat).hex()}.snt"
+    write_bundle(tmp_path / "theirs", bundle)
+    fake = tmp_path / "theirs" / "weights" / f"{'0' * 64}.snt"
+    fake.write_bytes(b"poison")
+    share_weights(tmp_path / "theirs", shared)
+    assert [p.name for p in shared.iterdir()] == [wanted]
+    assert fake.exists()
+    (shared / wanted).write_bytes(b"poison")
+    write_bundle(tmp_path / "ours", bundle, weights_directory=shared)
+    assert replay_bundle(tmp_path / "ours").verdict.kind is VerdictKind.VIOLATION
+    assert pack(tmp_path / "ours", weights_directory=shared) != pack(tmp_path / "ours")
+    unpack(pack(tmp_path / "ours", weights_directory=shared), tmp_path / "far" / "away")
+    assert replay_bundle(tmp_path / "far" / "away").verdict.kind is VerdictKind.VIOLATION
+
+
+def test_the_golden_bundle_still_convicts() -> None:
+    """Written once: what is read here is what older releases wrote. See ``tests.evidence.world``."""
+    data = (Path(__file__).parents[1] / "vectors" / "evidence.tar").read_bytes()
+    with TemporaryDirectory() as name:
+        unpack(data, Path(name))
+        result = replay_bundle(
+            Path(name), expected_domain=DOMAIN, expected_signer=KEYS[2].address, expected_tolerance=Tolerance()
+        )
+    assert result.verdict.kind is VerdictKind.VIOLATION and result.as_stated
+    assert all(check.ok for check in result.checks), result.lines()
+    assert "relative error 2 beyond the limit 0.0001" in result.verdict.reason
+
+
+def test_history_is_told_and_read_back() -> None:
+    found = Comparison(False, 2_000_000, 100, "relative")
+    whole = [Happened(event, 5, found, "note") for event in Event] + [Happened(event) for event in Event]
+    for one in whole:
+        assert Happened.from_json(json.loads(json.dumps(one.to_json()))) == one
+        assert one.text() and "{" not in one.text()
+    assert Happened(Event.REPLAY_DISAGREES, 5, found).text() == (
+        "the replay of slot 5 disagrees: relative error 2 beyond the limit 0.0001"
+    )
+    with pytest.raises(ProtocolError, match="at most"):
+        history_from_json([Happened(Event.AUDIT).to_json()] * (MAX_EVENTS + 1))
+    for bad in ("x", None, {}, [1], [{"event": "AUDIT"}], [Happened(Event.AUDIT).to_json() | {"limit_e6": 3}]):
+        with pytest.raises(ProtocolError):
+            history_from_json(bad)
+
+
+def test_numeric_edge_by_the_jobs_dtype() -> None:
+    """A frame whose recompute moves by more than a tenth of the tolerance when its input is rounded convicts nobody."""
+    g = torch.Generator().manual_seed(3)
+    x = torch.randn(2, 4, 8, generator=g)
+    assert edge_inputs(x, None, torch.float32) is None
+    assert edge_inputs(torch.arange(8).view(2, 4), None, torch.bfloat16) is None, "token ids are not rounded"
+    assert edge_inputs(x.bfloat16().float(), None, torch.bfloat16) is None, "came rounded"
+    low = edge_inputs(x, x, torch.bfloat16)
+    assert low is not None and low[1] is not None
+    assert torch.equal(low[0], x.bfloat16().float()) and torch.equal(low[1], low[0])
+    wide = Tolerance(relative_e6=100_000, element_e6=500_000)
+    claimed, reference = Claim(-x, None), Claim(x, None)
+    verdict, _ = judge(claimed, reference, wide, Claim(low[0], None))
+    assert verdict.kind is VerdictKind.VIOLATION, "rounding moves it by less than a tenth of this tolerance"
+    verdict, _ = judge(claimed, reference, Tolerance(), Claim(low[0], None))
+    assert verdict.kind is VerdictKind.INCONCLUSIVE and "numeric edge" in verdict.reason
+    sketch = torch.randn(64, generator=g)
+    off = Claim(None, sketch * 1.00005)
+    assert judge(Claim(None, -sketch), Claim(None, sketch), Tolerance(), off)[0].kind is VerdictKind.VIOLATION
+    off = Claim(None, sketch * 1.0005)
+    assert judge(Claim(None, -sketch), Claim(None, sketch), Tolerance(), off)[0].kind is VerdictKind.INCONCLUSIVE

@@ -104,7 +104,7 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
                 reference = await driver._recompute(1, held, pb.LOSS)
                 assert isinstance(reference, Recomputed)
                 assert answer.forward is not None
-                comparison = driver._against(answer, reference.output, None, None)[0][1]
+                comparison = answer.against(reference, one.seat.context.tolerance)[0][1]
                 assert comparison.agrees != wrong
                 offence = Offence(answer, answer.forward, held, reference, comparison, None, "test", 0)
                 found.append(_accuse(one, offence, home / f"bundle-{wrong}"))
@@ -246,7 +246,7 @@ ALTERED: dict[str, Callable[[Path, dict[str, Any]], None]] = {
     "made up upstream": made_up_upstream,
     "other job": put("job_id", 2),
     "other step": put("step", 1),
-    "no version": put("version", 2),
+    "no version": put("version", 1),
     "no list": put("files", None),
     "a path out": put("files", "../../etc/passwd", "00" * 32),
 }

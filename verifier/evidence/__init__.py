@@ -8,20 +8,36 @@
     DIR/output.snt, sketch.snt   what the accused signed; a stage-0 backward has a sketch only
     DIR/recompute.snt, recompute_sketch.snt    what the reporting seat computed
     DIR/replays/<i>.output.snt, <i>.sketch.snt signed replays of other replicas: supporting evidence, never the proof
-    DIR/weights/<digest>.snt     the stage's flat weights [N], content-addressed, so that bundles can share them
+    DIR/baseline.safetensors     the driver's baseline of this boundary as it stood before the frame
+    DIR/weights/<digest>.snt     the stage's flat weights [N], content-addressed; bundles can share them (``weights``
+                                 beside DIR), and over 2 GB they are the reader's own file
 
 The manifest names the digest of every file, and no file outside that list is read. Everything in a bundle comes from a
 stranger: sizes, names and JSON are checked before use.
 """
 
 from verifier.evidence.bundle import Bundle, SignedCommitment, SignedReplay, describe, software_versions
-from verifier.evidence.files import bundle_digest, pack, read_bundle, unpack, write_bundle
-from verifier.evidence.recompute import Recomputed, judge, recompute_frame
-from verifier.evidence.replay import Check, ReplayResult, replay_bundle
+from verifier.evidence.files import (
+    bundle_digest,
+    load_weights,
+    pack,
+    read_bundle,
+    read_manifest,
+    share_weights,
+    unpack,
+    write_bundle,
+)
+from verifier.evidence.history import Happened
+from verifier.evidence.recompute import Claim, Recomputed, judge, recompute_frame
+from verifier.evidence.replay import Check, Known, ReplayResult, replay_bundle
+from verifier.evidence.screening import rescreen, snapshot
 
 __all__ = [
     "Bundle",
     "Check",
+    "Claim",
+    "Happened",
+    "Known",
     "Recomputed",
     "ReplayResult",
     "SignedCommitment",
@@ -29,10 +45,15 @@ __all__ = [
     "bundle_digest",
     "describe",
     "judge",
+    "load_weights",
     "pack",
     "read_bundle",
+    "read_manifest",
     "recompute_frame",
     "replay_bundle",
+    "rescreen",
+    "share_weights",
+    "snapshot",
     "software_versions",
     "unpack",
     "write_bundle",

@@ -12,10 +12,20 @@ from sentinel_market import __version__
 from sentinel_market.chain.eip712 import Domain
 from sentinel_market.domain.messages import FrameCommitment
 from sentinel_market.models.config import ModelConfig
+from verifier.check.baseline import Baseline
 from verifier.check.frame import BACKWARD
 from verifier.check.policy import Policy
 from verifier.check.tolerance import Tolerance, compare, compare_sketch
 from verifier.check.verdict import Verdict
+from verifier.evidence.history import Happened, history_lines
+
+BAD_COMPUTE = "BAD_COMPUTE"
+"""The kind of these bundles in their manifest: one frame whose content is wrong."""
+
+
+def printable(text: str, limit: int = 1000) -> str:
+    """One line of a stranger's text for a terminal: no control characters, no line breaks, not without end."""
+    return "".join(c if c.isprintable() else "?" for c in text[:limit])
 
 
 def software_versions() -> dict[str, str]:
@@ -50,7 +60,9 @@ class SignedReplay:
 class Bundle:
     """One accusation. ``upstream``: accepted commitments whose outputs are this frame's input (forward commitment of
     the stage before) and incoming gradient (backward commitment of the stage after, with ``incoming_sketch_hash``,
-    since that signature covers H(gradient, sketch)). ``screening`` is what raised suspicion (or "audit")."""
+    since that signature covers H(gradient, sketch)). ``screening`` is what the screen said of this frame, and
+    ``baseline`` what it was held against, as it stood before (None where no screen looked at it). ``history``: what
+    happened between suspicion and verdict. ``dtype``: in which the job computes (a name of ``recompute.DTYPES``)."""
 
     domain: Domain
     model: ModelConfig
@@ -60,10 +72,12 @@ class Bundle:
     upstream: tuple[SignedCommitment, ...] = ()
     incoming_sketch_hash: bytes | None = None
     replays: tuple[SignedReplay, ...] = ()
-    kind: str = "BAD_COMPUTE"
     policy: Policy
     tolerance: Tolerance
     screening: Verdict
+    baseline: Baseline | None = None
+    history: tuple[Happened, ...] = ()
+    dtype: str = "float32"
     verdict: Verdict
     input: torch.Tensor
     incoming: torch.Tensor | None = None
@@ -97,10 +111,13 @@ def describe(bundle: Bundle) -> list[str]:
         if inside:
             lines.append("inside its fences: " + ", ".join(score.metric for score in inside))
     else:
-        lines.append(f"looked at because: {bundle.screening.reason}")
+        lines.append(f"the screen said: {bundle.screening.reason}")
+    if bundle.baseline is not None:
+        lines.append(f"held against a baseline of {bundle.baseline.frames} accepted frames")
+    lines += [f"then: {text}" for text in history_lines(bundle.history)]
     if bundle.replays:
         slots = ", ".join(str(one.commitment.message.slot) for one in bundle.replays)
-        lines.append(f"replayed by slot {slots} (signed; supporting evidence)")
+        lines.append(f"holds the signed replay of slot {slots} (supporting evidence)")
     for claimed, reference, name in (
         (bundle.output, bundle.recompute, "output"),
         (bundle.sketch, bundle.recompute_sketch, "sketch"),
@@ -109,4 +126,4 @@ def describe(bundle: Bundle) -> list[str]:
             test = compare_sketch if name == "sketch" else compare
             lines.append(f"{name} against the recompute: {test(claimed, reference, bundle.tolerance).text()}")
     lines.append(f"{bundle.verdict.kind.value}: {bundle.verdict.reason}")
-    return lines
+    return [printable(line) for line in lines]
