@@ -20,7 +20,7 @@ WIRE := sentinel_market/wire
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export HARDHAT_DISABLE_TELEMETRY := true
 
-.PHONY: help setup setup-dev contracts demo bench test test-fast test-contracts test-python
+.PHONY: help setup setup-dev contracts demo bench bench-detect test test-fast test-contracts test-python
 .PHONY: check check-python check-tree check-contracts check-generated fmt proto abi clean
 
 help: ## list the targets
@@ -55,8 +55,8 @@ $(VENV)/.package: $(VENV)/.runtime pyproject.toml requirements/runtime.in
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.runtime requirements/dev.lock
-	@echo "Installing the pinned test tools into $(VENV): about 60 MB to download."
-	@$(PIP) -r requirements/dev.lock
+	@echo "Installing the pinned test tools into $(VENV): about 100 MB to download."
+	@$(PIP) --no-deps -r requirements/dev.lock
 	@touch $@
 
 node_modules/.installed: $(VENV)/.runtime package.json package-lock.json .npmrc
@@ -82,6 +82,10 @@ demo: setup ## the main job, end to end, on this machine; options in ARGS, e.g. 
 
 bench: setup ## demos over several seeds and their figures; options in ARGS, e.g. make bench ARGS='--seeds 0-9'
 	@$(BIN)/python bench/seeds.py $(ARGS)
+
+bench-detect: setup ## the detection table, 2 to 4 hours on 2 cores, resumable; options in ARGS, e.g. ARGS='--quick'
+	@mkdir -p runs
+	@$(BIN)/sentinel bench detect --json runs/detect.json $(ARGS)
 
 # ---- test
 

@@ -5,7 +5,6 @@ A worker runs one task at a time. Stateless between steps: loading weights clear
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -71,7 +70,7 @@ class StageRunner:
 
     def load(self, step: int, flat: torch.Tensor, weights_hash: bytes) -> None:
         """Begin ``step`` from these canonical weights [N]; everything of the step before is dropped."""
-        self.module.load_flat(flat)
+        self.module.load_flat(flat if self.attack is None else self.attack.weights(flat, self.stage, step))
         self._sum.zero_()
         self.step, self.weights_hash = step, weights_hash
         self._kept.clear()
@@ -82,10 +81,13 @@ class StageRunner:
         """Tokens [B, T] at stage 0, else an activation [B, T, D]; returns [B, T, D]."""
         if not self.is_first:
             x = x.requires_grad_(True)
-        y = self.module(x)
         shown = self.module.embed(x).detach() if self.is_first else x.detach()
+        if self._is_lazy:
+            y = self._lazy.run(self.module, x, self._context(self._lazy, FORWARD, microbatch, shown))
+        else:
+            y = self.module(x)
         self._kept[key] = _Kept(microbatch, x, y, shown)
-        return self._attacked(y.detach(), FORWARD, shown=shown)
+        return self._attacked(y.detach(), FORWARD, microbatch, shown=shown)
 
     def backward(self, key: Key, gradient: torch.Tensor) -> BackwardResult:
         """Incoming gradient [B, T, D] of a forward that this worker did for the same verifier."""
@@ -94,65 +96,101 @@ class StageRunner:
             raise ProtocolError("dispatch", f"no forward {key[1]} of this verifier is waiting for its backward")
         if gradient.shape != kept.output.shape:
             raise ProtocolError("shape", f"gradient {list(gradient.shape)}, output {list(kept.output.shape)}")
-        sketch = self._accumulate(lambda: torch.autograd.backward(kept.output, gradient))
+        sketch = self._accumulate(kept.microbatch, kept.output, gradient)
         outgoing = None
         if not self.is_first:
             outgoing = kept.input.grad
             if outgoing is None:  # a lazy attacker skipped the computation
                 outgoing = torch.zeros_like(kept.shown)
-            outgoing = self._attacked(outgoing, BACKWARD, shown=kept.shown, incoming=gradient)
+            outgoing = self._attacked(outgoing, BACKWARD, kept.microbatch, shown=kept.shown, incoming=gradient)
         return BackwardResult(outgoing, sketch)
 
-    def loss(self, x: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, BackwardResult]:
+    def loss(self, microbatch: int, x: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, BackwardResult]:
         """Last stage: per-token loss [B, T], and the backward of its mean, in one task."""
         if not self.is_first:
             x = x.requires_grad_(True)
-        losses = self.module.token_loss(x, targets)
-        sketch = self._accumulate(lambda: torch.autograd.backward(losses.mean()))
         shown = self.module.embed(x).detach() if self.is_first else x.detach()
-        shown_losses = self._attacked(losses.detach(), FORWARD, shown=shown)
+        if self._is_lazy:
+            losses = self._lazy.loss(self.module, x, targets, self._context(self._lazy, FORWARD, microbatch, shown))
+        else:
+            losses = self.module.token_loss(x, targets)
+        sketch = self._accumulate(microbatch, losses.mean(), None)
+        shown_losses = self._attacked(losses.detach(), FORWARD, microbatch, shown=shown)
         outgoing = None
         if not self.is_first:
             outgoing = x.grad if x.grad is not None else torch.zeros_like(x)
-            outgoing = self._attacked(outgoing.detach(), BACKWARD, shown=shown)
+            outgoing = self._attacked(outgoing.detach(), BACKWARD, microbatch, shown=shown)
         return shown_losses, BackwardResult(outgoing, sketch)
 
-    def _accumulate(self, backward: Callable[[], None]) -> torch.Tensor:
+    @property
+    def _is_lazy(self) -> bool:
+        attack = self.attack
+        lazy = attack is not None and attack.active(self.step) and attack.computes(self.stage, self.num_stages)
+        if lazy and self.first_attacked_step is None:
+            self.first_attacked_step = self.step
+        return lazy
+
+    @property
+    def _lazy(self) -> ScheduledAttack:
+        assert self.attack is not None
+        return self.attack
+
+    def _accumulate(self, microbatch: int, output: torch.Tensor, incoming: torch.Tensor | None) -> torch.Tensor:
         assert self._sketch is not None, "weights are loaded before any task is admitted"
-        if self.attack is not None and self.attack.skips_compute(self.step):
-            return torch.zeros(64)
         # From zero each time, then added: what one driver makes of the sum (NaN, 1e30) must not reach the sketch of
         # another driver's microbatch, because a recompute convicts by it.
         self.module.zero_grad_flat()
-        backward()
-        self._sum += self.module.flat_grad
-        return self._sketch.sketch(self.module.flat_grad)
+        if output.requires_grad:  # a lazy worker may have computed nothing that has a gradient
+            torch.autograd.backward(output, incoming)
+        found = self.module.flat_grad
+        if self.attack is not None:
+            found = self._noticed(found, self.attack.gradient(found, self._context(self.attack, BACKWARD, microbatch)))
+        self._sum += found
+        return self._sketch.sketch(found)
 
-    def _attacked(
+    def _noticed(self, honest: torch.Tensor, sent: torch.Tensor) -> torch.Tensor:
+        if sent is not honest and self.first_attacked_step is None:
+            self.first_attacked_step = self.step
+        return sent
+
+    def _context(
         self,
-        tensor: torch.Tensor,
+        attack: ScheduledAttack,
         direction: int,
-        *,
-        shown: torch.Tensor,
+        microbatch: int,
+        shown: torch.Tensor | None = None,
         incoming: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        if self.attack is None:
-            return tensor
-        context = AttackContext(
+    ) -> AttackContext:
+        return AttackContext(
             input=shown,
             incoming=incoming,
             step=self.step,
             direction=direction,
             stage=self.stage,
             num_stages=self.num_stages,
-            rng=self.attack.rng,
-            memory=self.attack.memory,
+            rng=attack.rng,
+            memory=attack.memory,
+            microbatch=microbatch,
         )
-        sent = self.attack.apply(tensor, context)
-        if sent is not tensor and self.first_attacked_step is None:
-            self.first_attacked_step = self.step
-        return sent
+
+    def _attacked(
+        self,
+        tensor: torch.Tensor,
+        direction: int,
+        microbatch: int,
+        *,
+        shown: torch.Tensor,
+        incoming: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        if self.attack is None:
+            return tensor
+        context = self._context(self.attack, direction, microbatch, shown, incoming)
+        return self._noticed(tensor, self.attack.apply(tensor, context))
 
     def gradient(self) -> torch.Tensor:
-        """A copy of the accumulator [N]."""
-        return self._sum.clone()
+        """A copy of the accumulator [N], as it is handed in."""
+        if self.attack is None:
+            return self._sum.clone()
+        return self._noticed(
+            self._sum, self.attack.submitted(self._sum, self._context(self.attack, BACKWARD, -1))
+        ).clone()

@@ -340,7 +340,7 @@ class Worker:
         if not self.runner.is_last:
             raise ProtocolError("operation", "only the last stage answers LOSS tasks")
         targets = decode(task.incoming, shape=self.context.shapes.tokens, dtype=torch.int64)
-        losses, done = self.runner.loss(self._input(task), targets)
+        losses, done = self.runner.loss(task.microbatch, self._input(task), targets)
         began = time.thread_time()
         result.output = encode(losses)
         input_hash = backward_input_hash(encoded_hash(task.input), encoded_hash(task.incoming))

@@ -5,11 +5,27 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
+import blake3
 import torch
 from torch import Tensor
 
+from sentinel_market.models.stage import Stage
+
 FORWARD = 0
 BACKWARD = 1
+
+
+@runtime_checkable
+class PublicView(Protocol):
+    """What an observer of the network could know of a boundary's baselines. Arrays may be absent."""
+
+    mean: Tensor | None
+    """[T, D]: moving average of the batch mean of accepted frames."""
+    change: Tensor | None
+    """[D]: moving average of mean(out - in)."""
+
+    def crosses(self, tensor: Tensor) -> bool:
+        """Whether the last fences would flag this tensor [B, T, D] here."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,7 +33,8 @@ class AttackContext:
     """What a hostile worker knows of a frame. Tensors are [B, T, D]; an attack must not change them in place.
 
     ``input``: the stage's forward input, at stage 0 its embedding rows. ``incoming``: the incoming gradient in the
-    backward pass. ``rng`` and ``memory`` belong to the worker and live as long as its attack does.
+    backward pass. ``rng`` and ``memory`` belong to the worker and live as long as its attack does; ``memory["shared"]``
+    is one dict for all accomplices where there are any. ``public``: None for a worker that only knows its own frames.
     """
 
     input: Tensor | None
@@ -28,21 +45,48 @@ class AttackContext:
     num_stages: int
     rng: torch.Generator
     memory: dict[str, object]
+    public: PublicView | None = None
+    microbatch: int = -1
 
 
 @runtime_checkable
 class Attack(Protocol):
-    """One way to cheat. ``directions`` where it changes tensors; ``skips_compute``: it adds no parameter gradients."""
+    """One way to cheat with frames. ``directions``: where it changes tensors.
+
+    Optional members: ``observe(tensor, context)`` sees honest frames before the onset; ``ComputeAttack`` and
+    ``GradientAttack`` add theirs.
+    """
 
     name: str
     directions: frozenset[int]
-    skips_compute: bool
 
     def stages(self, num_stages: int) -> range:
-        """The stages where it acts on a frame that travels on."""
+        """The stages where it acts."""
 
     def __call__(self, tensor: Tensor, context: AttackContext) -> Tensor:
-        """The false tensor, given the honest one. Neither argument is changed."""
+        """The false tensor, given what the worker computed. Neither argument is changed."""
+
+
+@runtime_checkable
+class ComputeAttack(Protocol):
+    """A worker that computes something else than the agreed stage; gradients then follow from what it computed."""
+
+    def weights(self, flat: Tensor, stage: int, step: int, memory: dict[str, object]) -> Tensor:
+        """The weights [N] that it uses in place of the canonical ``flat``; called in every step, also before onset."""
+
+    def run(self, stage: Stage, x: Tensor, context: AttackContext) -> Tensor:
+        """In place of ``stage(x)``; differentiable."""
+
+
+@runtime_checkable
+class GradientAttack(Protocol):
+    """A worker that lies along the data-parallel axis. ``consistent``: it lies in each microbatch's parameter gradient
+    before it is sketched; otherwise only in the sum that it submits, which its sketches then contradict."""
+
+    consistent: bool
+
+    def gradient(self, flat: Tensor, context: AttackContext, *, active: bool) -> Tensor:
+        """The false gradient [N]; with ``active`` false it only looks and returns ``flat``."""
 
 
 def honest_stages(directions: frozenset[int], num_stages: int) -> range:
@@ -63,15 +107,25 @@ def finite(tensor: Tensor, like: Tensor) -> Tensor:
 
 @dataclass
 class ScheduledAttack:
-    """An attack with its seed and its first step. ``rng`` and ``memory`` are for the worker's AttackContext."""
+    """An attack with its seed, its first step and its rhythm. ``rng`` and ``memory`` are for the worker's context.
+
+    ``duty``: it acts in one step of so many. ``share_seed``: accomplices with one value draw the same noise for the
+    same work, so that a replay by one of them confirms the other. ``accomplices``: slots it vouches for where a
+    simulation asks.
+    """
 
     attack: Attack
     seed: int
     onset: int
+    duty: int = 1
+    share_seed: int | None = None
+    accomplices: tuple[int, ...] = ()
     memory: dict[str, object] = field(default_factory=dict)
     rng: torch.Generator = field(init=False)
 
     def __post_init__(self) -> None:
+        if self.duty < 1:
+            raise ValueError(f"duty is {self.duty}; an attack acts in one step of at least 1")
         self.rng = torch.Generator().manual_seed(self.seed)
 
     @property
@@ -81,11 +135,13 @@ class ScheduledAttack:
 
     def active(self, step: int) -> bool:
         """Whether the worker cheats at ``step``."""
-        return step >= self.onset
+        return step >= self.onset and (step - self.onset) % self.duty == 0
 
-    def skips_compute(self, step: int) -> bool:
-        """Whether the worker contributes zero parameter gradients at ``step``."""
-        return self.attack.skips_compute and self.active(step)
+    def confirms(self, slot: int) -> bool:
+        """Whether this worker, asked for a replay, vouches for ``slot`` whatever that one sent."""
+        return slot in self.accomplices
+
+    # ---- frames
 
     def apply(self, tensor: Tensor, context: AttackContext) -> Tensor:
         """The tensor to send: untouched before the onset, in other directions, at other stages, or when empty."""
@@ -100,5 +156,55 @@ class ScheduledAttack:
             if observe is not None:
                 observe(tensor, context)
             return tensor
+        self._share(context)
         with torch.no_grad():
             return self.attack(tensor, context)
+
+    def _share(self, context: AttackContext) -> None:
+        if self.share_seed is None:
+            return
+        where = (self.share_seed, context.step, context.microbatch, context.stage, context.direction)
+        digest = blake3.blake3(repr(where).encode()).digest()
+        context.rng.manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+
+    # ---- computing
+
+    def computes(self, stage: int, num_stages: int) -> bool:
+        """Whether a worker of this stage replaces the agreed computation when active."""
+        return isinstance(self.attack, ComputeAttack) and stage in self.attack.stages(num_stages)
+
+    def weights(self, flat: Tensor, stage: int, step: int) -> Tensor:
+        """The weights [N] in use at ``step``; call it once in every step."""
+        if not isinstance(self.attack, ComputeAttack):
+            return flat
+        own = self.attack.weights(flat, stage, step, self.memory)
+        return own if self.active(step) else flat
+
+    def run(self, stage: Stage, x: Tensor, context: AttackContext) -> Tensor:
+        """In place of ``stage(x)``; only where ``computes`` and ``active`` hold."""
+        assert isinstance(self.attack, ComputeAttack)
+        self._share(context)
+        return self.attack.run(stage, x, context)
+
+    def loss(self, stage: Stage, x: Tensor, targets: Tensor, context: AttackContext) -> Tensor:
+        """In place of ``stage.token_loss(x, targets)``: as agreed unless the attack has a ``loss`` of its own."""
+        own = getattr(self.attack, "loss", None)
+        losses: Tensor = stage.token_loss(x, targets) if own is None else own(stage, x, targets, context)
+        return losses
+
+    # ---- the data-parallel axis
+
+    def gradient(self, flat: Tensor, context: AttackContext) -> Tensor:
+        """One microbatch's parameter gradient [N] as it is added and sketched."""
+        return self._gradient(flat, context, consistent=True)
+
+    def submitted(self, flat: Tensor, context: AttackContext) -> Tensor:
+        """The sum [N] as it is handed in."""
+        return self._gradient(flat, context, consistent=False)
+
+    def _gradient(self, flat: Tensor, context: AttackContext, *, consistent: bool) -> Tensor:
+        attack = self.attack
+        if not isinstance(attack, GradientAttack) or attack.consistent is not consistent:
+            return flat
+        with torch.no_grad():
+            return attack.gradient(flat, context, active=self.active(context.step))

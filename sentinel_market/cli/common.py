@@ -29,6 +29,8 @@ EXIT_CODES: Final[Mapping[int, str]] = {
     2: "a mistake in the command, a file, a setting or a key",
     3: "a contract refused the transaction",
     4: "the run cannot go on; money and finished work are safe",
+    5: "the evidence gives another verdict than the one that it states",
+    6: "the evidence proves nothing: it is no bundle, or something in it does not hold",
     130: "interrupted (Ctrl-C)",
 }
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -204,20 +206,43 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     )
 
 
-def verb(group: click.Group, name: str, *, example: str) -> Callable[[_F], click.Command]:
-    """A command of a group: adds ``--json`` and an example, and passes an ``App`` as the first argument."""
+def verb(group: click.Group, name: str, *, example: str, json_flag: bool = True) -> Callable[[_F], click.Command]:
+    """A command of a group: adds ``--json`` and an example, and passes an ``App`` as the first argument.
+
+    ``json_flag=False`` for a verb whose own ``--json`` names a file.
+    """
 
     def wrap(function: _F) -> click.Command:
-        def run(*args: Any, as_json: bool, **kwargs: Any) -> Any:
+        def run(*args: Any, as_json: bool = False, **kwargs: Any) -> Any:
             return function(App(as_json=as_json), *args, **kwargs)
 
         run.__doc__ = function.__doc__
         run.__click_params__ = getattr(function, "__click_params__", [])  # type: ignore[attr-defined]
-        run = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")(run)
-        lines = [line.strip() for line in example.strip().splitlines()]
-        return group.command(name, epilog="\b\nExample:\n" + "\n".join(f"  {line}" for line in lines))(run)
+        if json_flag:
+            run = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")(run)
+        return group.command(name, epilog=epilog(example))(run)
 
     return wrap
+
+
+def epilog(example: str) -> str:
+    """What stands below the options of a verb."""
+    lines = [line.strip() for line in example.strip().splitlines()]
+    return "\b\nExample:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+def wants_json(root: click.Group, given: Sequence[str]) -> bool:
+    """Whether a command line asks for JSON on the standard output: its verb's ``--json`` is a flag, or names ``-``."""
+    if "--json" not in given:
+        return False
+    command: click.Command = root
+    for word in given:
+        if isinstance(command, click.Group):
+            command = command.get_command(click.Context(command), word) or command
+    named = [one for one in command.params if isinstance(one, click.Option) and "--json" in one.opts]
+    if not named or named[0].is_flag:
+        return True
+    return given[given.index("--json") + 1 :][:1] == ["-"]
 
 
 def run_cli(root: click.Group, args: Sequence[str] | None, prog_name: str | None) -> NoReturn:
@@ -226,6 +251,7 @@ def run_cli(root: click.Group, args: Sequence[str] | None, prog_name: str | None
     as_json = "--json" in given
     code = 1
     try:
+        as_json = wants_json(root, given)
         result = click.Group.main(root, args=given, prog_name=prog_name or "sentinel", standalone_mode=False)
         code = result if isinstance(result, int) else 0
     except click.ClickException as exc:

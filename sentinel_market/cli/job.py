@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +14,10 @@ from sentinel_market.cli.common import App, job_or_fail, table, tokens, verb
 from sentinel_market.errors import ChainMismatch, ConfigError, JobSpecError, PeerGone, SentinelError
 
 if TYPE_CHECKING:
+    from sentinel_market.data.corpus import Corpus
     from sentinel_market.domain.job_spec import JobSpec
     from sentinel_market.domain.quote import Quote
+    from sentinel_market.sim.calibrate import WorkerNeeds
     from sentinel_market.wire.http_client import CoordinatorClient
 
 OVER = ("settled", "cancelled")
@@ -42,8 +45,8 @@ def load_job_file(path: Path) -> JobSpec:
     return parse_job(text)
 
 
-def with_data(spec: JobSpec) -> JobSpec:
-    """The spec with the digests of its data, which is read here and now."""
+def checked_corpus(spec: JobSpec) -> Corpus:
+    """The job's data, read here and now. JobSpecError when the spec names other data, ConfigError without any."""
     from sentinel_market.data.corpus import load_corpus
 
     corpus = load_corpus(
@@ -65,6 +68,12 @@ def with_data(spec: JobSpec) -> JobSpec:
                     f"{platform.python_version()}); remove the line, or use the data that it was made with"
                 ]
             )
+    return corpus
+
+
+def with_data(spec: JobSpec) -> JobSpec:
+    """The spec with the digests of its data, which is read here and now."""
+    corpus = checked_corpus(spec)
     return spec.with_data(
         train_digest=corpus.train_digest,
         validation_digest=corpus.validation_digest,
@@ -93,14 +102,31 @@ def init(app: App, path: Path, force: bool) -> None:
 def quote_(app: App, path: Path) -> int:
     """Price a job file under the market's parameters: each term, each stake, what a seat must be able to do."""
     from sentinel_market.domain.quote import quote
+    from sentinel_market.sim.calibrate import calibrate
 
     spec = load_job_file(path)
     found = quote(spec, app.reader.params.get().quote_params())
-    app.emit(_quote_json(found), _quote_text(found))
+    needs = calibrate(spec).needs
+    app.emit(_quote_json(found, needs), _quote_text(found, needs))
     return 0 if found.surplus >= 0 and all(check.holds for check in found.checks) else 2
 
 
-def _quote_json(found: Quote) -> dict[str, Any]:
+def needs_table(needs: Sequence[WorkerNeeds]) -> str:
+    """What a worker asks of all verifiers together, and of its link."""
+    rows = [
+        (
+            f"{one.tflops} TFLOP/s",
+            f"{one.tokens_per_second:,.0f}",
+            f"{one.audit_cores:,.2f}",
+            f"{one.screen_cores:,.2f}",
+            f"{one.mbits:,.0f}",
+        )
+        for one in needs
+    ]
+    return table(("A WORKER OF", "TOKENS/S", "CORES FOR AUDITS", "CORES FOR SCREENS", "MBIT/S"), rows)
+
+
+def _quote_json(found: Quote, needs: Sequence[WorkerNeeds]) -> dict[str, Any]:
     return {
         "lines": [{"name": term.name, "amount": str(term.amount), "formula": term.formula} for term in found.terms()],
         "minimum": str(found.minimum),
@@ -121,10 +147,14 @@ def _quote_json(found: Quote) -> dict[str, Any]:
         "seat_flops": str(found.seat_flops),
         "relay_bytes": str(found.relay_bytes),
         "roots_needed": found.roots_needed,
+        "a_worker_needs": [
+            {"tflops": one.tflops, "verifier_cores": round(one.cores, 3), "mbit_per_second": round(one.mbits, 1)}
+            for one in needs
+        ],
     }
 
 
-def _quote_text(found: Quote) -> str:
+def _quote_text(found: Quote, needs: Sequence[WorkerNeeds]) -> str:
     lines = [(term.name, tokens(term.amount), term.formula) for term in found.terms()]
     checks = [
         (check.name, tokens(check.had), f"needs {tokens(check.needed)}", "ok" if check.holds else "TOO LOW")
@@ -138,6 +168,9 @@ def _quote_text(found: Quote) -> str:
             "",
             f"workers compute {found.train_flops:.3g} FLOPs in all; a seat adds {found.seat_flops:.3g} for "
             f"{found.expected_recomputes} expected recomputes and relays {found.relay_bytes / 1e6:.1f} MB",
+            "",
+            needs_table(needs),
+            "at full speed, of all verifiers together; `sentinel sim calibrate` says how and for other cores",
         ]
     )
 

@@ -30,6 +30,8 @@ def commands() -> Iterator[tuple[str, click.Command]]:
             continue
         command = cli.get_command(root, noun)
         if isinstance(command, click.Group):
+            if command.invoke_without_command:
+                yield f"sentinel {noun}", command
             context = click.Context(command, info_name=noun, parent=root)
             for verb in command.list_commands(context):
                 found = command.get_command(context, verb)
@@ -47,7 +49,9 @@ def render() -> str:
     parts += [f"| `{s.name}` | {s.default} | {s.meaning} |" for s in SETTINGS]
     parts.append("\n## Verbs")
     for name, command in commands():
-        context = click.Context(command, info_name=name, max_content_width=100, terminal_width=100)
+        # A command keeps the help option that it is first asked for, so ask as the command line does.
+        settings = {"help_option_names": cli.context_settings["help_option_names"]}
+        context = click.Context(command, info_name=name, max_content_width=100, terminal_width=100, **settings)
         parts.append(f"\n### `{name}`\n\n```\n{command.get_help(context)}\n```")
     return "\n".join(parts) + "\n"
 

@@ -48,10 +48,8 @@ PPM: Final = 1_000_000
 BPS: Final = 10_000
 """Basis points: shares of money are integers of this."""
 
-POLICIES: Final = ("none", "screen+confirm", "screen+confirm+audit")
-POLICIES_LATER: Final = ("paper", "screen")
-AGGREGATIONS: Final = ("mean",)
-AGGREGATIONS_LATER: Final = ("trimmed-mean", "centred-clipping", "multi-krum")
+POLICIES: Final = ("none", "paper", "screen", "screen+confirm", "screen+confirm+audit")
+AGGREGATIONS: Final = ("mean", "trimmed-mean", "centred-clipping", "multi-krum")
 DATA_KINDS: Final = ("stdlib", "text", "jsonl", "parquet", "tokens")
 _HEX_32: Final = re.compile(r"[0-9a-f]{64}")
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._ -]{0,63}")
@@ -163,11 +161,11 @@ class SeatsSection:
 class VerificationSection:
     """How frames are checked. Audit shares are 3 x at the first and the last stage (``protocol.md``)."""
 
-    policy: str = _text("none, screen+confirm or screen+confirm+audit", "screen+confirm+audit")
+    policy: str = _text("none, paper, screen, screen+confirm or screen+confirm+audit", "screen+confirm+audit")
     audit_ppm: int = _integer("share of frames audited, in parts per million", 0, PPM, 10_000)
     warmup_audit_ppm: int = _integer("the same during warm-up, in parts per million", 0, PPM, 100_000)
     warmup_steps: int = _integer("steps in which baselines are built", 0, 10_000_000, 10)
-    aggregation: str = _text("rule over the stage gradients of replicas: mean", "mean")
+    aggregation: str = _text("over replicas: mean, trimmed-mean, centred-clipping or multi-krum", "mean")
 
     @property
     def audits(self) -> bool:
@@ -415,7 +413,7 @@ def _checked(spec: JobSpec) -> JobSpec:
 
 def _problems(values: Mapping[str, Mapping[str, Any]]) -> list[str]:
     flat = {f"{key}.{name}" if key else name: value for key, part in values.items() for name, value in part.items()}
-    return [*_model_problems(flat), *_data_problems(flat), *_run_problems(flat), *_later_problems(flat)]
+    return [*_model_problems(flat), *_data_problems(flat), *_run_problems(flat), *_verification_problems(flat)]
 
 
 def _ints(flat: Mapping[str, Any], *names: str) -> tuple[int, ...] | None:
@@ -488,12 +486,10 @@ def _run_problems(flat: Mapping[str, Any]) -> Iterator[str]:
             yield f"market.{key} must be above 0"
 
 
-def _later_problems(flat: Mapping[str, Any]) -> Iterator[str]:
-    """Settings that the design knows and this version does not run."""
+def _verification_problems(flat: Mapping[str, Any]) -> Iterator[str]:
     policy, rule = flat.get("verification.policy"), flat.get("verification.aggregation")
     if policy is not None and policy not in POLICIES:
-        why = "is not built yet" if policy in POLICIES_LATER else "is not known"
-        yield f"verification.policy = {_shown(policy)} {why}; available: {', '.join(POLICIES)}"
+        yield f"verification.policy = {_shown(policy)} is not known; available: {', '.join(POLICIES)}"
     elif policy is not None:
         shares = [flat.get("verification.audit_ppm"), flat.get("verification.warmup_audit_ppm")]
         if policy.endswith("+audit") and 0 in shares:
@@ -501,8 +497,7 @@ def _later_problems(flat: Mapping[str, Any]) -> Iterator[str]:
         if not policy.endswith("+audit") and any(shares):
             yield f"verification.policy = '{policy}' draws no audits: set audit_ppm and warmup_audit_ppm to 0"
     if rule is not None and rule not in AGGREGATIONS:
-        why = "is not built yet" if rule in AGGREGATIONS_LATER else "is not known"
-        yield f"verification.aggregation = {_shown(rule)} {why}; available: {', '.join(AGGREGATIONS)}"
+        yield f"verification.aggregation = {_shown(rule)} is not known; available: {', '.join(AGGREGATIONS)}"
 
 
 _REFUSED_KEYS: Final = {

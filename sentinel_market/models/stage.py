@@ -50,6 +50,7 @@ class Stage(nn.Module):
         self.flat_grad = torch.zeros(size)
         self._weights: dict[str, Tensor] = {spec.name: self._add_parameter(spec) for spec in self.specs}
         self.rope_cos, self.rope_sin = _rotary_tables(config)
+        self._skipped: frozenset[str] = frozenset()
 
     def _add_parameter(self, spec: ParamSpec) -> nn.Parameter:
         span = slice(spec.offset, spec.offset + spec.size)
@@ -86,6 +87,16 @@ class Stage(nn.Module):
             yield
         finally:
             self._weights = own
+
+    @contextmanager
+    def skipping(self, sublayers: frozenset[str]) -> Iterator[None]:
+        """Inside, these sublayers (``model.layers.3.self_attn``, ``model.layers.3.mlp``) add nothing: what a worker
+        that saves itself the work computes."""
+        self._skipped = sublayers
+        try:
+            yield
+        finally:
+            self._skipped = frozenset()
 
     def zero_grad_flat(self) -> None:
         """Set the whole gradient to zero; the views stay."""
@@ -125,7 +136,10 @@ class Stage(nn.Module):
 
     def _layer(self, h_BTD: Tensor, prefix: str) -> Tensor:
         w = self._weights
-        h_BTD = h_BTD + self._attention(self._norm(h_BTD, prefix + "input_layernorm.weight"), prefix + "self_attn.")
+        if prefix + "self_attn" not in self._skipped:
+            h_BTD = h_BTD + self._attention(self._norm(h_BTD, prefix + "input_layernorm.weight"), prefix + "self_attn.")
+        if prefix + "mlp" in self._skipped:
+            return h_BTD
         x = self._norm(h_BTD, prefix + "post_attention_layernorm.weight")
         gate = F.silu(F.linear(x, w[prefix + "mlp.gate_proj.weight"]))
         up = F.linear(x, w[prefix + "mlp.up_proj.weight"])

@@ -1,4 +1,4 @@
-"""Everything in the check that decides with integers: confirmation, audits, tolerance, policy, verdicts, the mean."""
+"""Everything in the check that decides with integers: confirmation, audits, tolerance, policy, verdicts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ from verifier.check import (
     is_audited,
     numeric_edge,
 )
-from verifier.check.robust import aggregate, check_rule
 from verifier.check.verdict import to_e6
 
 E = Event
@@ -263,6 +262,7 @@ def test_tolerance_settings_are_checked() -> None:
 def test_policy_names_and_properties() -> None:
     want = {
         "none": (False, False, False),
+        "paper": (True, False, False),
         "screen": (True, False, False),
         "screen+confirm": (True, True, False),
         "screen+confirm+audit": (True, True, True),
@@ -277,7 +277,11 @@ def test_policy_names_and_properties() -> None:
 @pytest.mark.parametrize(
     ("settings_", "message"),
     [
-        ({"name": "paper"}, "number 2"),
+        ({"paper_k": 9.0}, "paper_k_max"),
+        ({"paper_metrics": "l1,l3"}, "l1,l2,sfr,sw"),
+        ({"paper_metrics": "l1,l1"}, "paper_metrics"),
+        ({"paper_strikes": 0}, "paper_strikes"),
+        ({"alpha_ppm": 0}, "alpha_ppm"),
         ({"name": "strict"}, "unknown"),
         ({"beta_forward": 1.0}, "beta_forward"),
         ({"window": 3}, "window"),
@@ -293,11 +297,11 @@ def test_policy_refuses(settings_: dict[str, object], message: str) -> None:
 
 
 def test_policy_json_holds_integers_and_comes_back() -> None:
-    policy = Policy(k_init=3.25, window=128)
+    policy = Policy(k_init=3.25, window=128, paper_metrics="l2", beta_forward=0.0)
     data = json.loads(json.dumps(policy.to_json()))
     assert all(type(v) in (int, str) for v in data.values())
     assert Policy.from_json(data) == policy
-    for bad in ({"window": "64"}, {"windows": 64}, {"k_init": 3}, {"name": 3}, {"window_e6": 3}):
+    for bad in ({"window": "64"}, {"windows": 64}, {"k_init": 3}, {"name": 3}, {"paper_metrics": 1}, {"window_e6": 3}):
         with pytest.raises(ConfigError):
             Policy.from_json(data | bad)
 
@@ -339,41 +343,3 @@ def test_scores_at_the_edge_are_integers() -> None:
     assert to_e6(math.inf) == 10**15 and to_e6(-math.inf) == -(10**15) and to_e6(math.nan) == 10**15
     assert Score("cosine", -912_000, 861_200, None).text() == "cosine -0.912 below its fence 0.8612"
     assert Score("l1", 3, None, 2).crossed and not Score("l1", 2, 2, 2).crossed
-
-
-# --- the mean
-
-
-def test_mean_is_sum_of_sums_over_sum_of_counts_in_slot_order() -> None:
-    a, b = torch.tensor([1e8, 6.0]), torch.tensor([1.0, 3.0])
-    before = a.clone()
-    assert torch.equal(aggregate("mean", [a, b], [2, 1]), (a + b) / 3)
-    assert torch.equal(a, before)
-    assert torch.equal(aggregate("mean", [a], [4]), a / 4)
-
-
-@pytest.mark.parametrize(
-    ("sums", "counts"),
-    [
-        ([], []),
-        ([torch.ones(2)], [1, 2]),
-        ([torch.ones(2)], [0]),
-        ([torch.ones(2)], [-1]),
-        ([torch.ones(2), torch.ones(3)], [1, 1]),
-        ([torch.ones(2, dtype=torch.float64)], [1]),
-        ([torch.tensor([1.0, math.nan])], [1]),
-        ([torch.ones(2, 2)], [1]),
-    ],
-)
-def test_mean_refuses(sums: list[torch.Tensor], counts: list[int]) -> None:
-    with pytest.raises(ValueError):
-        aggregate("mean", sums, counts)
-
-
-def test_other_rules_are_refused_with_a_way_out() -> None:
-    for rule in ("trimmed_mean", "centred_clipping", "multi_krum"):
-        with pytest.raises(ConfigError, match=r"number 2.*use 'mean'"):
-            check_rule(rule)
-    with pytest.raises(ConfigError, match="unknown"):
-        aggregate("median", [torch.ones(1)], [1])
-    check_rule("mean")

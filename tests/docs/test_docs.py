@@ -57,9 +57,11 @@ def sentinel_lines(text: str) -> Iterator[str]:
 def resolve(words: list[str]) -> tuple[click.Command, click.Context, list[str]]:
     """The command that a line means, with what is left of its words."""
     command: click.Command = cli
-    context = click.Context(cli, info_name="sentinel")
+    context = click.Context(cli, info_name="sentinel", **cli.context_settings)
     rest = words
     while isinstance(command, click.Group):
+        if command.invoke_without_command and (not rest or rest[0].startswith("-")):
+            break
         found = command.get_command(context, rest[0]) if rest else None
         assert found is not None, f"there is no verb in {' '.join(words)!r}"
         context = click.Context(found, info_name=rest[0], parent=context)

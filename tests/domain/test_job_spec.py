@@ -12,7 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sentinel_market.domain.job_spec import (
+    AGGREGATIONS,
     MAX_SPEC_BYTES,
+    POLICIES,
     SECTIONS,
     JobSpec,
     canonical_real,
@@ -23,6 +25,8 @@ from sentinel_market.domain.job_spec import (
     template,
 )
 from sentinel_market.errors import JobSpecError
+from verifier.check.policy import POLICIES as ENGINE_POLICIES
+from verifier.check.robust import RULES
 
 
 def problems(text: str) -> list[str]:
@@ -60,8 +64,8 @@ def test_every_setting_changes_the_digest() -> None:
 def test_all_problems_are_reported_at_once() -> None:
     text = (
         template(model__num_heads=3, model__tie_embeddings=True, parallelism__stages=9, parallelism__replicas=0)
-        .replace('policy = "screen+confirm+audit"', 'policy = "paper"\nauditppm = 3')
-        .replace('aggregation = "mean"', 'aggregation = "multi-krum"')
+        .replace('policy = "screen+confirm+audit"', 'policy = "papr"\nauditppm = 3')
+        .replace('aggregation = "mean"', 'aggregation = "median"')
         .replace('budget = "500"', "budget = 5")
         .replace("quorum = 2", "quorum = 4")
         .replace("num_kv_heads = 2", 'dtype = "bf16"\nnum_kv_heads = 2')
@@ -73,8 +77,8 @@ def test_all_problems_are_reported_at_once() -> None:
         "parallelism.stages = 9 is more than model.num_layers = 4",
         "parallelism.replicas: 0 must be from 1",
         "verification.auditppm is not a setting; did you mean audit_ppm?",
-        "policy = 'paper' is not built yet; available: none, screen+confirm, screen+confirm+audit",
-        "aggregation = 'multi-krum' is not built yet; available: mean",
+        "policy = 'papr' is not known; available: none, paper, screen, screen+confirm, screen+confirm+audit",
+        "aggregation = 'median' is not known; available: mean, trimmed-mean, centred-clipping, multi-krum",
         "market.budget: 5 must be an amount of tokens in quotes",
         "seats.quorum = 4 is more than seats.num = 3",
         "model.dtype = 'bf16': tensors are float32 in this version",
@@ -127,8 +131,18 @@ def test_policy_without_audits_needs_no_shares() -> None:
     spec = parse_job("\n".join(lines).replace("screen+confirm+audit", "none", 1))
     assert (spec.verification.audit_ppm, spec.audit_ppm(0, 0)) == (0, 0)
     assert parse_job(template()).with_policy("none").verification == spec.verification
-    with pytest.raises(JobSpecError, match="paper"):
-        spec.with_policy("paper")
+    for policy in ("paper", "screen", "screen+confirm"):
+        assert spec.with_policy(policy).verification.policy == policy
+    with pytest.raises(JobSpecError, match="papr"):
+        spec.with_policy("papr")
+
+
+@pytest.mark.parametrize("rule", ["mean", "trimmed-mean", "centred-clipping", "multi-krum"])
+def test_every_aggregation_rule_is_known_to_the_engine(rule: str) -> None:
+    text = template().replace('aggregation = "mean"', f'aggregation = "{rule}"')
+    assert parse_job(text).verification.aggregation == rule
+    assert rule in RULES and len(RULES) == len(AGGREGATIONS)
+    assert POLICIES == ENGINE_POLICIES
 
 
 def test_audit_share_is_threefold_at_both_ends() -> None:
@@ -165,7 +179,7 @@ def test_only_the_canonical_bytes_are_accepted() -> None:
         data.replace(b'"0.003"', b"0.003"),
         data.replace(b'"0.003"', b'"3E-3"'),
         data.replace(b'"500000000000000000000"', b'"0500000000000000000000"'),
-        data.replace(b'"policy":"screen+confirm+audit"', b'"policy":"paper"'),
+        data.replace(b'"policy":"screen+confirm+audit"', b'"policy":"papr"'),
         data.replace(b'"kind":"stdlib",', b""),
         b"\xff" + data,
         b" " * (MAX_SPEC_BYTES + 1),

@@ -8,13 +8,15 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from verifier.check import paper
 from verifier.check.baseline import FRAME_METRICS, Baseline
+from verifier.check.fences import fences
 from verifier.check.frame import Frame
-from verifier.check.kernels import Array, as_float32, fit, moments
+from verifier.check.kernels import Array, as_float32, blend, fit, moments
 from verifier.check.metrics import frame_metrics, loss_metrics
 from verifier.check.policy import PPM, Policy
 from verifier.check.structure import structural_problem
-from verifier.check.verdict import E6, Score, Verdict, VerdictKind, to_e6
+from verifier.check.verdict import E6, Score, Verdict, VerdictKind
 
 # A window can be tighter than the next honest frame: no spread is taken below these (natural logarithms, except
 # sfr, cosine and zeros, which are shares).
@@ -50,7 +52,8 @@ class Screening:
     """A verdict (ACCEPT, SUSPECT or INCONCLUSIVE) and what ``accept`` folds into the baseline later.
 
     ``values`` [M]: metric values. ``mean`` [T, D] and ``change`` [D]: this frame's contributions to the EMAs; None
-    where the frame has none. A screening never changes and refers to no state, so other frames may be accepted first.
+    where the frame has none. ``microbatch``: set by ``Engine.screen``. A screening never changes and refers to no
+    state, so other frames may be accepted first.
     """
 
     verdict: Verdict
@@ -61,11 +64,19 @@ class Screening:
     change: Array | None = None
     crossed: tuple[int, ...] = ()
     in_warmup: bool = False
+    microbatch: int = -1
+
+    @property
+    def scores_judged(self) -> bool:
+        """Whether any metric was held against a fence."""
+        return any(s.low_e6 is not None or s.high_e6 is not None for s in self.verdict.scores)
 
 
 def screen(frame: Frame, baseline: Baseline, policy: Policy) -> Screening:
     """Judge ``frame``. Pure: the baseline is only read. Never raises for anything a worker can send."""
     in_warmup = baseline.frames < policy.warmup_frames
+    if policy.name == "paper":
+        in_warmup = in_warmup or frame.step < policy.paper_warmup_steps
 
     def plain(verdict: Verdict) -> Screening:
         return Screening(verdict, policy, frame.worker, in_warmup=in_warmup)
@@ -80,6 +91,8 @@ def screen(frame: Frame, baseline: Baseline, policy: Policy) -> Screening:
         if bool(torch.isfinite(out).all()):
             return plain(Verdict(VerdictKind.ACCEPT, "policy none: structure only"))
         return plain(Verdict(VerdictKind.SUSPECT, "nonfinite: NaN or Inf in the frame"))
+    if policy.name == "paper":
+        return _screen_paper(out, frame, baseline, policy, in_warmup)
     if frame.is_loss:
         return _screen_loss(out, frame, baseline, policy, in_warmup)
     return _screen_tensor(out, frame, baseline, policy, in_warmup)
@@ -109,6 +122,28 @@ def _screen_tensor(out: torch.Tensor, frame: Frame, baseline: Baseline, policy: 
     return _judge(
         frame, baseline, policy, values, absolute, found.mean, None if y is None else found.change_mean, in_warmup
     )
+
+
+def _screen_paper(out: torch.Tensor, frame: Frame, baseline: Baseline, policy: Policy, in_warmup: bool) -> Screening:
+    if frame.is_loss:
+        if bool(torch.isfinite(out).all()):
+            verdict = Verdict(VerdictKind.ACCEPT, "policy paper: the last stage's loss is taken on trust")
+        else:
+            verdict = Verdict(VerdictKind.SUSPECT, "nonfinite: NaN or Inf in the loss")
+        return Screening(verdict, policy, frame.worker, in_warmup=in_warmup)
+    x = as_float32(out)
+    ema = baseline.mean if baseline.mean is not None and baseline.mean.shape == x.shape[1:] else None
+    found = moments(x, None, ema, baseline.directions(x.shape[2]))
+    if not math.isfinite(found.out2):
+        verdict = Verdict(VerdictKind.SUSPECT, "nonfinite: NaN or Inf in the frame")
+        return Screening(verdict, policy, frame.worker, in_warmup=in_warmup)
+    values = paper.paper_metrics(found, num_tokens=x.shape[0] * x.shape[1], width=x.shape[2], has_ema=ema is not None)
+    scores, crossed = paper.tukey(baseline, policy, values, in_warmup)
+    if crossed:
+        verdict = Verdict(VerdictKind.SUSPECT, "; ".join(scores[i].text() for i in crossed), scores)
+    else:
+        verdict = Verdict(VerdictKind.ACCEPT, "warm-up" if in_warmup else "inside every fence", scores)
+    return Screening(verdict, policy, frame.worker, values, found.mean, None, crossed, in_warmup)
 
 
 def _absolute(frame: Frame, values: tuple[float, ...], in_warmup: bool) -> str:
@@ -169,29 +204,15 @@ def _fences(
     """Scores with their fences, and the columns that lie outside."""
     if baseline._fit is None:
         baseline._fit = fit(baseline.window)
-    found = baseline._fit
-    scores: list[Score] = []
-    crossed: list[int] = []
-    for index, name in enumerate(baseline.metrics):
-        value = values[index]
-        if math.isnan(value):
-            scores.append(Score(name, 0))
-            continue
-        judged = found.counts[index] >= policy.early_frames and (not in_warmup or name in EARLY)
-        if not judged:
-            scores.append(Score(name, to_e6(value)))
-            continue
-        floor = EARLY[name] if in_warmup else FLOORS[name]
-        spread = max(found.spreads[index], floor)
-        k = policy.k_early if in_warmup else baseline.k(index, policy.k_init)
-        reach = (0.5 + k) * spread
-        level, trend = found.levels[index], found.trends[index]
-        low = None if name in UPPER_ONLY else to_e6(min(level, trend) - reach)
-        score = Score(name, to_e6(value), low, to_e6(max(level, trend) + reach))
-        scores.append(score)
-        if score.crossed:
-            crossed.append(index)
-    return tuple(scores), tuple(crossed)
+    return fences(
+        baseline.metrics,
+        values,
+        baseline._fit,
+        floors=EARLY if in_warmup else FLOORS,
+        k=lambda index: policy.k_early if in_warmup else baseline.k(index, policy.k_init),
+        least=policy.early_frames,
+        upper_only=UPPER_ONLY,
+    )
 
 
 def accept(baseline: Baseline, screening: Screening) -> None:
@@ -216,9 +237,11 @@ def accept(baseline: Baseline, screening: Screening) -> None:
 def _ema(old: Array | None, new: Array | None, beta: float) -> Array | None:
     if new is None or (old is not None and old.shape != new.shape):
         return old
-    mixed: Array = new if old is None else np.float32(beta) * old + np.float32(1.0 - beta) * new
     # at the very end of float32's range a mean may overflow: then this frame teaches nothing
-    return mixed if math.isfinite(float(mixed.sum(dtype=np.float64))) else old
+    if old is None:
+        return new if math.isfinite(float(new.sum(dtype=np.float64))) else None
+    mixed = blend(old, new, beta)
+    return old if mixed is None else mixed
 
 
 def cleared_by_recompute(baseline: Baseline, screening: Screening) -> bool:
@@ -265,4 +288,5 @@ def warm() -> None:
     """Compile the fast path (about 1.3 s once); call it in the parent process before forking."""
     x = np.zeros((1, 2, 2), dtype=np.float32)
     moments(x, x, x[0], np.zeros((2, 8), dtype=np.float32))
+    blend(x[0], x[0], 0.5)
     fit(np.zeros((4, 2)))

@@ -6,14 +6,25 @@ drives it (``verifier.driver``, ``sentinel_market.sim``) asks replicas and recom
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
-from verifier.check import check
+import torch
+
+from sentinel_market.errors import ProtocolError
+from verifier.check import check, gradient, paper
 from verifier.check.baseline import Baseline
 from verifier.check.check import Screening
 from verifier.check.frame import BACKWARD, FORWARD, Frame
+from verifier.check.gradient import GradientBaseline
 from verifier.check.kernels import Array
-from verifier.check.policy import Policy
+from verifier.check.liveness import InconclusiveRates
+from verifier.check.policy import PPM, Policy
+from verifier.check.sequential import SequentialTest
+from verifier.check.verdict import Verdict, VerdictKind
+
+VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,28 +37,90 @@ class Ban:
 
 
 class Engine:
-    """Baselines of every (boundary, direction) of one driver, and what is counted about each worker."""
+    """Baselines of every (boundary, direction) of one driver, and what is counted about each worker.
+
+    Order of calls: ``begin_step``, then for each frame ``screen``, ``note``, and after a final ACCEPT ``accept``.
+    """
 
     def __init__(self, policy: Policy, num_stages: int, seed: int) -> None:
         self.policy = policy
         self.num_stages = num_stages
+        self.seed = seed
         self.baselines: dict[tuple[int, int], Baseline] = {
             (stage, direction): Baseline.new(stage, num_stages, direction, seed)
             for stage in range(num_stages)
             for direction in (FORWARD, BACKWARD)
         }
+        self.gradients = [GradientBaseline() for _ in range(num_stages)]
+        self._step = -1
+        self._tainted: dict[int, int] = {}
+        self._suspects: dict[tuple[int, int, int], int] = {}
+        self._strikes = paper.Strikes(policy)
+        self._test = SequentialTest(policy.alpha_ppm / PPM)
+        self._due: list[Ban] = []
+        self._rates = InconclusiveRates()
 
     def begin_step(self, step: int) -> None:
-        """Forget which microbatches of the step before are tainted."""
+        """A new optimizer step: forget which microbatches are tainted; policy ``screen`` weighs the flags of the step
+        that ends, and ``note`` hands out the bans that follow."""
+        if self.policy.name == "screen":
+            self._due += [Ban(worker, self._step, reason) for worker, reason in self._test.close_step()]
+        self._tainted, self._suspects = {}, {}
+        self._step = step
 
     def screen(self, frame: Frame, microbatch: int) -> Screening:
-        """Judge a frame; nothing changes but the cascade of policy ``paper``: once a boundary has flagged a
-        microbatch, its later frames are INCONCLUSIVE (tainted) until ``begin_step``."""
-        del microbatch
-        return check.screen(frame, self.baselines[frame.stage, frame.direction], self.policy)
+        """Judge a frame; changes nothing. Policy ``paper``: once a boundary has flagged a microbatch (``note``), its
+        later frames of this step, in both directions, are INCONCLUSIVE (tainted)."""
+        if self.policy.name == "paper" and microbatch in self._tainted:
+            reason = f"tainted: stage {self._tainted[microbatch]} flagged this microbatch, later checks are suspended"
+            verdict = Verdict(VerdictKind.INCONCLUSIVE, reason)
+            return Screening(verdict, self.policy, frame.worker, microbatch=microbatch)
+        found = check.screen(frame, self.baselines[frame.stage, frame.direction], self.policy)
+        return replace(found, microbatch=microbatch)
+
+    def note(self, frame: Frame, screening: Screening) -> Ban | None:
+        """Count a worker's screened frame. Policies ``paper`` (strikes) and ``screen`` (sequential test) answer with a
+        ban when one is due, which may be another worker's; the others never do."""
+        self._rates.seen(frame.stage, frame.worker)
+        if frame.is_silent or screening.verdict.kind is VerdictKind.INCONCLUSIVE:
+            return self._next_ban()
+        flagged = screening.verdict.kind is VerdictKind.SUSPECT
+        if self.policy.name == "screen":
+            self._note_screen(frame, screening.microbatch, flagged)
+        elif self.policy.name == "paper":
+            self._note_paper(frame, screening, flagged)
+        return self._next_ban()
+
+    def _note_screen(self, frame: Frame, microbatch: int, flagged: bool) -> None:
+        """Once two workers were flagged for the same work, a wrong tensor may have travelled on, and what is made from
+        it says nothing about who made it."""
+        if self._tainted.get(microbatch, frame.stage) != frame.stage:
+            return
+        self._test.note(frame.stage, frame.worker, flagged)
+        if flagged:
+            work = (microbatch, frame.stage, frame.direction)
+            if self._suspects.setdefault(work, frame.worker) != frame.worker:
+                self._tainted.setdefault(microbatch, frame.stage)
+
+    def _note_paper(self, frame: Frame, screening: Screening, flagged: bool) -> None:
+        if flagged:
+            self._tainted[screening.microbatch] = frame.stage
+        if screening.scores_judged:
+            paper.adapt(self.baselines[frame.stage, frame.direction], self.policy, screening.crossed)
+        if not flagged and not screening.scores_judged:
+            return
+        strikes = self._strikes.note(frame.worker, flagged)
+        if strikes:
+            reason = f"{strikes} strikes, the last: {screening.verdict.reason}"
+            self._due.append(Ban(frame.worker, self._step, reason))
+
+    def _next_ban(self) -> Ban | None:
+        return self._due.pop(0) if self._due else None
 
     def accept(self, stage: int, direction: int, screening: Screening) -> None:
-        """A final ACCEPT: fold the frame into its baseline."""
+        """A final ACCEPT: fold the frame into its baseline. Policy ``paper`` never folds in a flagged frame."""
+        if self.policy.name == "paper" and screening.verdict.kind is not VerdictKind.ACCEPT:
+            return
         check.accept(self.baselines[stage, direction], screening)
 
     def cleared_by_recompute(self, stage: int, direction: int, screening: Screening) -> bool:
@@ -58,13 +131,78 @@ class Engine:
         """Take a convict's frames out of every window."""
         for baseline in self.baselines.values():
             check.forget(baseline, worker)
-
-    def note(self, frame: Frame, screening: Screening) -> Ban | None:
-        """Count a worker's screened frame; policies ``paper`` (strikes) and ``screen`` (sequential test) answer with a
-        ban when it is due, the others never do."""
-        del frame, screening
-        return None
+        for one in self.gradients:
+            one.forget(worker)
+        self._test.forget(worker)
 
     def substitute(self, stage: int) -> Array | None:
         """Policy ``paper``: what a flagged gradient leaving ``stage`` is replaced by, the EMA gradient [T, D]."""
         return self.baselines[stage, BACKWARD].mean
+
+    def screen_gradient(
+        self, stage: int, worker: int, mean_gradient: torch.Tensor, others_mean: torch.Tensor | None
+    ) -> Screening:
+        """Judge a replica's mean gradient [N] of the step; ``others_mean`` [N]: mean of the other replicas' means, None
+        where there is none. A suspect goes to a whole-gradient recompute. Changes nothing."""
+        return gradient.screen_gradient(self.gradients[stage], worker, mean_gradient, others_mean, self.policy)
+
+    def accept_gradient(self, stage: int, worker: int, screening: Screening, aggregate: torch.Tensor) -> None:
+        """A final ACCEPT of a replica's gradient: fold it in, and once a step (``begin_step``) the aggregate [N]."""
+        gradient.accept_gradient(self.gradients[stage], worker, screening, aggregate, self._step)
+
+    def inconclusive(self, worker: int, stage: int) -> None:
+        """Count a final INCONCLUSIVE, or a frame that never came."""
+        self._rates.inconclusive(stage, worker)
+
+    def overloaded(self, worker: int) -> bool:
+        """Whether a worker's INCONCLUSIVE rate is above 3 x its peers': it gets no more work, and keeps its stake."""
+        return self._rates.overloaded(worker)
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Everything, as contiguous tensors under dotted names; goes into the checkpoint."""
+        due = json.dumps([[b.worker, b.step, b.reason] for b in self._due]).encode()
+        state = {
+            "engine.meta": torch.tensor([VERSION, self.num_stages, self.seed, self._step], dtype=torch.int64),
+            "engine.tainted": torch.tensor(sorted(self._tainted.items()), dtype=torch.int64).reshape(-1, 2),
+            "engine.suspects": torch.tensor(
+                [(*work, worker) for work, worker in sorted(self._suspects.items())], dtype=torch.int64
+            ).reshape(-1, 4),
+            "engine.due": torch.tensor(list(due), dtype=torch.uint8),
+            "engine.strikes": self._strikes.state(),
+            "engine.rates": self._rates.state(),
+        }
+        parts = [(f"baseline.{s}.{d}", b.state_dict()) for (s, d), b in self.baselines.items()]
+        parts += [(f"gradient.{s}", b.state_dict()) for s, b in enumerate(self.gradients)]
+        parts.append(("test", self._test.state_dict()))
+        for prefix, part in parts:
+            state |= {f"{prefix}.{name}": tensor for name, tensor in part.items()}
+        return state
+
+    @classmethod
+    def from_state_dict(cls, policy: Policy, state: Mapping[str, torch.Tensor]) -> Engine:
+        """The inverse of ``state_dict``; ProtocolError("baseline") for a state that does not fit together."""
+
+        def part(prefix: str) -> dict[str, torch.Tensor]:
+            return {k.removeprefix(prefix + "."): v for k, v in state.items() if k.startswith(prefix + ".")}
+
+        try:
+            version, num_stages, seed, step = state["engine.meta"].tolist()
+            if version != VERSION:
+                raise ValueError(f"version {version}, this build reads {VERSION}")
+            engine = cls(policy, num_stages, seed)
+            engine._step = step
+            for stage, direction in engine.baselines:
+                found = Baseline.from_state_dict(part(f"baseline.{stage}.{direction}"))
+                if (found.stage, found.direction, found.num_stages) != (stage, direction, num_stages):
+                    raise ValueError(f"the baseline of stage {stage}, direction {direction} is another boundary's")
+                engine.baselines[stage, direction] = found
+            engine.gradients = [GradientBaseline.from_state_dict(part(f"gradient.{s}")) for s in range(num_stages)]
+            engine._tainted = {int(m): int(s) for m, s in state["engine.tainted"].reshape(-1, 2).tolist()}
+            engine._suspects = {(m, s, d): w for m, s, d, w in state["engine.suspects"].reshape(-1, 4).tolist()}
+            engine._due = [Ban(*row) for row in json.loads(bytes(state["engine.due"].tolist()))]
+            engine._strikes.load(state["engine.strikes"])
+            engine._rates.load(state["engine.rates"])
+            engine._test.load(part("test"))
+        except (KeyError, ValueError, TypeError, RuntimeError) as error:
+            raise ProtocolError("baseline", f"not an engine's state: {error}") from error
+        return engine

@@ -110,115 +110,186 @@ def moments_torch(x: Array, y: Array | None, ema: Array | None, directions: Arra
     )
 
 
+def _row(x_row: Array, y_row: Array, m_row: Array) -> tuple[float, float, float, float, float, float, float]:
+    """Compiled by numba: sums over one token. It writes nothing, so that the loop becomes vector instructions."""
+    out2 = in2 = dot = change2 = l1 = l2 = flips = 0.0
+    for d in range(x_row.shape[0]):
+        value = np.float64(x_row[d])
+        other = np.float64(y_row[d])
+        usual = np.float64(m_row[d])
+        change = value - other
+        apart = value - usual
+        out2 += value * value
+        in2 += other * other
+        dot += value * other
+        change2 += change * change
+        l1 += abs(apart)
+        l2 += apart * apart
+        flips += 1.0 if (value < 0) != (usual < 0) else 0.0
+    return out2, in2, dot, change2, l1, l2, flips
+
+
 def _pass(
     x: Array, y: Array, has_in: bool, m: Array, has_ema: bool, mean: Array, change_mean: Array
 ) -> tuple[float, float, float, float, float, float, float, float, float, float, float]:
-    """Compiled by numba: x, y [B, T, D], m, mean [T, D], change_mean [D] float64 scratch."""
+    """Compiled by numba: x, y [B, T, D], m, mean [T, D], change_mean [D] float64, zero.
+
+    An absent array is replaced by the frame itself, and its sums are dropped at the end: one loop for every case.
+    """
     batch, tokens, width = x.shape
     out2 = l1 = l2 = ema2 = flips = norms = log_norms = in2 = change2 = cosines = 0.0
     mean2 = mean_dot = 0.0
     share = np.float32(1.0 / batch)
+    change_row = np.zeros(width, dtype=np.float32)
     for t in range(tokens):
         mean_row = mean[t]
-        m_row = m[t] if has_ema else m[0]
-        row_m2 = 0.0
-        if has_ema:
-            for d in range(width):
-                row_m2 += np.float64(m_row[d]) * np.float64(m_row[d])
-            ema2 += row_m2 * batch
-        for d in range(width):
-            mean_row[d] = 0.0
+        mean_row[:] = np.float32(0.0)
         for b in range(batch):
             x_row = x[b, t]
-            row_out2 = 0.0
-            for d in range(width):
-                value = np.float64(x_row[d])
-                row_out2 += value * value
-                mean_row[d] += x_row[d] * share
+            y_row = y[b, t] if has_in else x_row
+            m_row = m[t] if has_ema else x_row
+            row_out2, row_in2, row_dot, row_change2, row_l1, row_l2, row_flips = _row(x_row, y_row, m_row)
             out2 += row_out2
+            in2 += row_in2
+            change2 += row_change2
+            l1 += row_l1
+            l2 += row_l2
+            flips += row_flips
             length = math.sqrt(row_out2)
             norms += length
             log_norms += math.log(max(length, 1e-30))
-            if has_ema:
-                row_l1 = 0.0
-                row_l2 = 0.0
-                row_flips = 0
-                for d in range(width):
-                    apart = np.float64(x_row[d]) - np.float64(m_row[d])
-                    row_l1 += abs(apart)
-                    row_l2 += apart * apart
-                    row_flips += (x_row[d] < 0) != (m_row[d] < 0)
-                l1 += row_l1
-                l2 += row_l2
-                flips += row_flips
-            if has_in:
-                y_row = y[b, t]
-                row_in2 = 0.0
-                row_change2 = 0.0
-                row_dot = 0.0
-                for d in range(width):
-                    value = np.float64(x_row[d])
-                    other = np.float64(y_row[d])
-                    change = value - other
-                    row_in2 += other * other
-                    row_change2 += change * change
-                    row_dot += value * other
-                    change_mean[d] += change
-                in2 += row_in2
-                change2 += row_change2
-                below = math.sqrt(row_out2 * row_in2)
-                if below > 0.0:
-                    cosines += row_dot / below
-        if has_ema:
-            row_mean2 = 0.0
-            row_dot = 0.0
+            below = math.sqrt(row_out2 * row_in2)
+            if below > 0.0:
+                cosines += row_dot / below
             for d in range(width):
-                row_mean2 += np.float64(mean_row[d]) * np.float64(mean_row[d])
-                row_dot += np.float64(mean_row[d]) * np.float64(m_row[d])
+                mean_row[d] += x_row[d] * share
+            if has_in:
+                for d in range(width):
+                    change_row[d] += x_row[d] - y_row[d]
+                if b % 16 == 15 or b == batch - 1:  # few enough for float32: 16 roundings of 6e-8
+                    for d in range(width):
+                        change_mean[d] += change_row[d]
+                    change_row[:] = np.float32(0.0)
+        if has_ema:
+            row_mean2, row_m2, row_dot, _, _, _, _ = _row(mean_row, m[t], mean_row)
             mean2 += row_mean2
             mean_dot += row_dot
+            ema2 += row_m2 * batch
     length = math.sqrt(mean2 * ema2 / batch)
     align = mean_dot / length if length > 0.0 else 0.0
+    if not has_in:
+        in2 = change2 = cosines = 0.0
+    if not has_ema:
+        l1 = l2 = flips = 0.0
     for d in range(width):
         change_mean[d] /= batch * tokens
     return out2, l1, l2, ema2, flips, norms, log_norms, in2, change2, cosines, align
 
 
+def _project(row: Array, directions: Array, found: Array) -> None:
+    """Compiled by numba: products of one row [D] with the eight rows of ``directions`` [8, D] float64."""
+    d0, d1, d2, d3 = directions[0], directions[1], directions[2], directions[3]
+    d4, d5, d6, d7 = directions[4], directions[5], directions[6], directions[7]
+    a0 = a1 = a2 = a3 = a4 = a5 = a6 = a7 = 0.0
+    for d in range(row.shape[0]):
+        value = np.float64(row[d])
+        a0 += value * d0[d]
+        a1 += value * d1[d]
+        a2 += value * d2[d]
+        a3 += value * d3[d]
+        a4 += value * d4[d]
+        a5 += value * d5[d]
+        a6 += value * d6[d]
+        a7 += value * d7[d]
+    found[0], found[1], found[2], found[3] = a0, a1, a2, a3
+    found[4], found[5], found[6], found[7] = a4, a5, a6, a7
+
+
+def _exchange(low: Array, high: Array) -> None:
+    """Compiled by numba: put the smaller of each pair into ``low``."""
+    for p in range(NUM_DIRECTIONS):
+        a, b = low[p], high[p]
+        low[p] = min(a, b)
+        high[p] = max(a, b)
+
+
+def _sort_columns(table: Array) -> None:
+    """Compiled by numba: Batcher's odd-even merge sort of all columns [n, 8] at once, in place. The order of the
+    exchanges does not depend on the values, so eight columns go through one vector instruction."""
+    count = table.shape[0]
+    run = 1
+    while run < count:
+        step = run
+        while step > 0:
+            start = step % run
+            while start + step < count:
+                for i in range(min(step, count - start - step)):
+                    if (start + i) // (2 * run) == (start + i + step) // (2 * run):
+                        _exchange(table[start + i], table[start + i + step])
+                start += 2 * step
+            step //= 2
+        run *= 2
+
+
 def _sliced(x: Array, m: Array, rows: Array, directions: Array) -> float:
-    """Compiled by numba: mean over directions of the distance between sorted projections."""
+    """Compiled by numba: mean over directions [8, D] of the distance between sorted projections."""
     count = rows.shape[0]
-    width = x.shape[2]
+    ours = np.empty((count, NUM_DIRECTIONS))
+    theirs = np.empty((count, NUM_DIRECTIONS))
+    for i in range(count):
+        _project(x[rows[i, 0], rows[i, 1]], directions, ours[i])
+        _project(m[rows[i, 1]], directions, theirs[i])
+    _sort_columns(ours)
+    _sort_columns(theirs)
     total = 0.0
-    num_directions = directions.shape[0]
-    for p in range(num_directions):
-        ours = np.empty(count)
-        theirs = np.empty(count)
-        for i in range(count):
-            x_row = x[rows[i, 0], rows[i, 1]]
-            m_row = m[rows[i, 1]]
-            a = 0.0
-            b = 0.0
-            for d in range(width):
-                weight = np.float64(directions[p, d])
-                a += np.float64(x_row[d]) * weight
-                b += np.float64(m_row[d]) * weight
-            ours[i] = a
-            theirs[i] = b
-        ours.sort()
-        theirs.sort()
-        for i in range(count):
-            total += abs(ours[i] - theirs[i])
-    distance: float = total / (count * num_directions)
+    for i in range(count):
+        for p in range(NUM_DIRECTIONS):
+            total += abs(ours[i, p] - theirs[i, p])
+    distance: float = total / (count * NUM_DIRECTIONS)
     return distance
 
 
+def _blend(old: Array, new: Array, beta: float, mixed: Array) -> float:
+    """Compiled by numba: mixed = beta old + (1 - beta) new, all [n] float32; returns the sum, which is finite if and
+    only if every element is."""
+    keep, take = np.float32(beta), np.float32(1.0 - beta)
+    for i in range(old.shape[0]):
+        mixed[i] = keep * old[i] + take * new[i]
+    total = 0.0
+    for i in range(old.shape[0]):
+        total += np.float64(mixed[i])
+    return total
+
+
 def _middle(values: Array, count: int) -> float:
-    """Median of the first ``count`` values; sorts them in place."""
-    part = values[:count]
-    part.sort()
+    """Median of the first ``count`` values, by selection; reorders them."""
     half = count // 2
-    middle: float = part[half] if count % 2 else 0.5 * (part[half - 1] + part[half])
-    return middle
+    low, high = 0, count - 1
+    while low < high:
+        pivot = values[(low + high) // 2]
+        i, j = low, high
+        while i <= j:
+            while values[i] < pivot:
+                i += 1
+            while values[j] > pivot:
+                j -= 1
+            if i <= j:
+                values[i], values[j] = values[j], values[i]
+                i += 1
+                j -= 1
+        if half <= j:
+            high = j
+        elif half >= i:
+            low = i
+        else:
+            break
+    upper: float = values[half]
+    if count % 2:
+        return upper
+    lower = values[0]
+    for i in range(1, half):
+        lower = max(lower, values[i])
+    return 0.5 * (lower + upper)
 
 
 def _fit(window: Array, levels: Array, trends: Array, spreads: Array, counts: Array) -> None:
@@ -265,27 +336,32 @@ def _fit(window: Array, levels: Array, trends: Array, spreads: Array, counts: Ar
 
 def _compile() -> bool:
     """Replace the plain functions by compiled ones; False where numba is missing or can not work here."""
-    global _pass, _sliced, _middle, _fit  # noqa: PLW0603 - chosen once, at import
     try:
         from numba import njit
     except ImportError:
         return False
 
-    def build(function: Callable[..., Any]) -> Any:
-        options: dict[str, Any] = {"nogil": True, "fastmath": {"reassoc", "contract", "nsz"}}
+    def build(function: Callable[..., Any], relaxed: set[str]) -> Any:
         try:
-            return njit(cache=True, **options)(function)
+            return njit(cache=True, nogil=True, fastmath=relaxed)(function)
         except RuntimeError:  # no folder to cache in: compile for this process alone
-            return njit(**options)(function)
+            return njit(nogil=True, fastmath=relaxed)(function)
 
-    _middle = build(_middle)
-    _pass, _sliced, _fit = build(_pass), build(_sliced), build(_fit)
+    # The order matters: a compiled function calls those above it.
+    for function in (_middle, _row, _project, _exchange, _sort_columns, _pass, _sliced, _fit):
+        globals()[function.__name__] = build(function, {"reassoc", "contract", "nsz"})
+    globals()["_blend"] = build(_blend, {"reassoc", "nsz"})  # not contracted: the same bits as without numba
     return True
 
 
 COMPILED = _compile()
 _NOTHING_3 = np.zeros((1, 1, 1), dtype=np.float32)
 _NOTHING_2 = np.zeros((1, 1), dtype=np.float32)
+
+
+def _columns(directions: Array) -> Array:
+    """Directions [D, 8] as contiguous float64 rows [8, D]."""
+    return np.ascontiguousarray(directions.T, dtype=np.float64)
 
 
 def moments_numba(x: Array, y: Array | None, ema: Array | None, directions: Array) -> Moments:
@@ -303,11 +379,20 @@ def moments_numba(x: Array, y: Array | None, ema: Array | None, directions: Arra
     )
     sliced = 0.0
     if ema is not None:
-        sliced = _sliced(x, ema, sampled_rows(x.shape[1], x.shape[0]), np.ascontiguousarray(directions.T))
+        sliced = _sliced(x, ema, sampled_rows(x.shape[1], x.shape[0]), _columns(directions))
+    if y is not None and not math.isfinite(change_mean.sum()) and math.isfinite(sums[0]) and math.isfinite(sums[7]):
+        change_mean = (x.astype(np.float64) - y).mean(axis=(0, 1))  # x - y left float32's range: rare, so slowly
     return Moments(*sums, sliced=sliced, mean=mean, change_mean=_narrow(change_mean))
 
 
 moments = moments_numba if COMPILED else moments_torch
+
+
+def blend(old: Array, new: Array, beta: float) -> Array | None:
+    """beta old + (1 - beta) new of two float32 arrays of one shape; None where the result is not finite."""
+    mixed = np.empty_like(old)
+    total = _blend(old.reshape(-1), new.reshape(-1), beta, mixed.reshape(-1))
+    return mixed if math.isfinite(total) else None
 
 
 @dataclass(frozen=True, slots=True)

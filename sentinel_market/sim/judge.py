@@ -1,0 +1,309 @@
+"""From a claim to a final verdict, as the live driver does it: screen, draw, replay, recompute, convict.
+
+A confirmation never reads the tensor that an honest worker would have sent: it draws a confirmer among the replicas,
+hostile ones included, lets it compute (or vouch for an accomplice), and recomputes when they disagree, with the noise
+of honest machines on top.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from sentinel_market.models.sketch import Sketch
+from sentinel_market.sim.mesh import StageMesh
+from sentinel_market.sim.workers import Claim, Roster, Worker
+from verifier.check import (
+    Action,
+    Comparison,
+    Event,
+    Frame,
+    Policy,
+    Screening,
+    Tolerance,
+    VerdictKind,
+    audit_share_ppm,
+    compare,
+    compare_sketch,
+    decide,
+    goes_straight_to_recompute,
+    is_audited,
+    numeric_edge,
+)
+from verifier.check.engine import Engine
+from verifier.check.frame import BACKWARD, FORWARD
+
+HONEST_NOISE = 4e-7
+"""Relative error of honest replays, the largest measured (docs/verification.md, Measured: tolerance)."""
+JOB_ID = 1
+
+
+@dataclass
+class Counters:
+    """Of a run."""
+
+    confirmations: int = 0
+    recomputes: int = 0
+    audits: int = 0
+    replays: int = 0
+    honest_frames: int = 0
+    honest_flags: int = 0
+    hostile_frames: int = 0
+    hostile_flags: int = 0
+    accepted_false: int = 0
+    seconds: float = 0.0
+    """CPU seconds of screens, replays, recomputes and audits."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What a recompute or a replay gave: tensor and, for a backward, the parameter gradient [N]."""
+
+    output: Tensor | None
+    gradient: Tensor | None
+
+
+class Judge:
+    """Judges the claims of all drivers; one engine a driver, as live."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        roster: Roster,
+        workers: list[Worker],
+        engines: list[Engine],
+        rng: random.Random,
+        *,
+        warmup_steps: int,
+        recompute: bool,
+        convict: Callable[[int, str], None],
+    ) -> None:
+        """``convict(slot, reason)`` bans. ``recompute=False`` lets whoever replays have the last word."""
+        self.policy = policy
+        self.tolerance = Tolerance()
+        self.counters = Counters()
+        self._roster = roster
+        self._workers = workers
+        self._engines = engines
+        self._rng = rng
+        self._noise = torch.Generator().manual_seed(rng.getrandbits(63))
+        self._warmup_steps = warmup_steps
+        self._recompute_allowed = recompute
+        self._convict = convict
+        self._secret = b""
+        self._sketch = Sketch(JOB_ID, 0)
+        self._step = 0
+        self._draws = 0
+        self.cross_audits: list[Claim] = []
+
+    def begin_step(self, step: int) -> None:
+        """A new secret, as the driver committed to it a step before."""
+        self._step = step
+        self._secret = self._rng.randbytes(32)
+        self._sketch = Sketch(JOB_ID, step)
+        self.cross_audits = []
+        for engine in self._engines:
+            engine.begin_step(step)
+
+    def frame(self, claim: Claim) -> Frame:
+        """The claim as the engine sees it."""
+        return Frame(
+            output=claim.output,
+            input=claim.shown,
+            direction=claim.direction,
+            stage=claim.stage,
+            num_stages=len(self._workers),
+            step=self._step,
+            worker=claim.slot,
+        )
+
+    def accepts(self, claim: Claim, driver: int, *, in_the_plot: bool) -> tuple[bool, Screening | None]:
+        """Whether the claim travels on; folds it into the baselines if so."""
+        if in_the_plot and claim.slot in self._roster.hostile:
+            self._accepted(claim)
+            return True, None
+        began = time.thread_time()
+        try:
+            return self._judge(claim, self._engines[driver])
+        finally:
+            self.counters.seconds += time.thread_time() - began
+
+    def _judge(self, claim: Claim, engine: Engine) -> tuple[bool, Screening | None]:
+        frame = self.frame(claim)
+        screening = engine.screen(frame, claim.row)
+        verdict = screening.verdict
+        suspect = verdict.kind is not VerdictKind.ACCEPT
+        self._count(claim, verdict.kind is VerdictKind.SUSPECT)
+        ban = engine.note(frame, screening)
+        if ban is not None:
+            self._convict(ban.worker, ban.reason)
+        self._draws += 1
+        name = self._draws.to_bytes(32, "big")
+        audited = self._is_audited(claim, name)
+        if not suspect and not audited:
+            engine.accept(claim.stage, claim.direction, screening)
+            self._accepted(claim)
+            return True, screening
+        if not self.policy.confirms:
+            return False, screening
+        return self._confirm(claim, engine, screening, suspect, audited, name), screening
+
+    def _count(self, claim: Claim, flagged: bool) -> None:
+        c = self.counters
+        if claim.slot in self._roster.hostile and self._roster.attack_of(claim.slot, self._step) is not None:
+            c.hostile_frames += 1
+            c.hostile_flags += flagged
+        else:
+            c.honest_frames += 1
+            c.honest_flags += flagged
+
+    def _accepted(self, claim: Claim) -> None:
+        self.counters.accepted_false += claim.false
+        if self.policy.audits and self._rng.random() < self.policy.audit_share_ppm / 4e6:
+            self.cross_audits.append(claim)
+
+    def _is_audited(self, claim: Claim, name: bytes) -> bool:
+        if not self.policy.audits:
+            return False
+        share = audit_share_ppm(
+            self.policy,
+            stage=claim.stage,
+            num_stages=len(self._workers),
+            in_warmup=self._step < self._warmup_steps,
+        )
+        return is_audited(self._secret, name, share)
+
+    # ---- confirmation
+
+    def _confirm(
+        self, claim: Claim, engine: Engine, screening: Screening, suspect: bool, audited: bool, name: bytes
+    ) -> bool:
+        self.counters.confirmations += 1
+        self.counters.audits += audited
+        events = [Event.SUSPECT] if suspect else []
+        if audited:
+            events.append(Event.AUDIT)
+        others = [slot for slot in self._roster.live(claim.stage) if slot != claim.slot]
+        if self._recompute_allowed and goes_straight_to_recompute(self._secret, name):
+            events.append(Event.STRAIGHT)
+        if len(others) < 2:
+            events.append(Event.NO_REPLICA)
+        replay: Claim | None = None
+        reference: Reference | None = None
+        while (step := decide(events)).action is not Action.FINAL or step.judge_replayer:
+            if step.action is Action.REPLAY:
+                replay = self._replay(claim, self._rng.choice(others))
+                agrees = all(c.agrees for c in self._against(claim, Reference(replay.output, replay.gradient)))
+                events.append(Event.REPLAY_AGREES if agrees else Event.REPLAY_DISAGREES)
+            elif not self._recompute_allowed:
+                # Without a recompute the replica's word stands: what the test of colluding confirmers switches off.
+                self._convict(claim.slot, "a replay disagrees (recompute switched off)")
+                return False
+            elif step.action is Action.RECOMPUTE:
+                reference = self.recompute(claim)
+                if self._at_edge(reference):
+                    events.append(Event.RECOMPUTE_EDGE)
+                    continue
+                agrees = all(c.agrees for c in self._against(claim, reference))
+                events.append(Event.RECOMPUTE_AGREES if agrees else Event.RECOMPUTE_DISAGREES)
+            else:
+                assert replay is not None and reference is not None
+                upheld = all(c.agrees for c in self._against(replay, reference))
+                events.append(Event.REPLAY_UPHELD if upheld else Event.REPLAY_REFUTED)
+                if not upheld:
+                    self._convict(replay.slot, "its own replay fails the recompute")
+        if step.verdict is VerdictKind.VIOLATION:
+            self._convict(claim.slot, step.reason)
+            return False
+        if step.verdict is not VerdictKind.ACCEPT:
+            return False
+        if step.cleared_by == "recompute" and screening.crossed:
+            engine.cleared_by_recompute(claim.stage, claim.direction, screening)
+        engine.accept(claim.stage, claim.direction, screening)
+        self._accepted(claim)
+        return True
+
+    def _replay(self, claim: Claim, slot: int) -> Claim:
+        """The same work by another replica, which may be hostile: it cheats here as anywhere, or vouches."""
+        self.counters.replays += 1
+        if self._roster.vouches(slot, claim.slot, self._step):
+            return replace(claim, slot=slot)
+        return self._repeat(claim, slot)
+
+    def _repeat(self, claim: Claim, slot: int) -> Claim:
+        worker = self._workers[claim.stage]
+        done = worker.one(slot, self._step, claim.work)
+        if claim.direction == FORWARD:
+            output = done.output[0].detach()
+            made = worker.forward(slot, self._step, claim.work, output, done.honest, None)
+        else:
+            incoming = claim.incoming
+            computed = worker.mesh.backward_one(done, incoming)
+            made = worker.backward(slot, self._step, claim.work, incoming, computed, done.honest, claim.shown, None)
+        if made.output is not None:
+            made.output = self._noisy(made.output)
+        return made
+
+    def recompute(self, claim: Claim) -> Reference:
+        """The seat's own computation of the same work from the canonical weights."""
+        self.counters.recomputes += 1
+        mesh: StageMesh = self._workers[claim.stage].mesh
+        done = mesh.forward([claim.row], claim.work.x[None], claim.work.targets[None])
+        if claim.direction == FORWARD:
+            return Reference(self._noisy(done.output[0].detach()), None)
+        outgoing, gradient = mesh.backward_one(done, claim.incoming)
+        return Reference(None if outgoing is None else self._noisy(outgoing), gradient)
+
+    def _noisy(self, tensor: Tensor) -> Tensor:
+        rms = float(tensor.square().mean().sqrt())
+        return tensor + HONEST_NOISE * rms * torch.randn(tensor.shape, generator=self._noise)
+
+    def _against(self, claim: Claim, reference: Reference) -> list[Comparison]:
+        found = []
+        if reference.output is not None and claim.output is not None:
+            found.append(compare(claim.output, reference.output, self.tolerance))
+        if claim.direction == BACKWARD and claim.gradient is not None and reference.gradient is not None:
+            ours, theirs = self._sketch.sketch(claim.gradient), self._sketch.sketch(reference.gradient)
+            found.append(compare_sketch(ours, theirs, self.tolerance))
+        return found
+
+    def _at_edge(self, reference: Reference) -> bool:
+        tensors = [t for t in (reference.output, reference.gradient) if t is not None]
+        return any(numeric_edge(t, t, self.tolerance) for t in tensors)
+
+    # ---- after the step
+
+    def cross_audit(self) -> None:
+        """The share x = p / 4 of accepted frames that another seat fetches and recomputes; a wrong one is a case."""
+        began = time.thread_time()
+        for claim in self.cross_audits:
+            self.counters.audits += 1
+            reference = self.recompute(claim)
+            if not self._at_edge(reference) and not all(c.agrees for c in self._against(claim, reference)):
+                self._convict(claim.slot, "a cross-audit's recompute disagrees")
+        self.counters.seconds += time.thread_time() - began
+
+    def sketches_agree(self, submitted: Tensor, claims: list[Claim]) -> bool:
+        """Whether the sketch of a submitted sum [N] is the sum of the accepted sketches."""
+        found = torch.stack([self._sketch.sketch(c.gradient) for c in claims if c.gradient is not None]).sum(0)
+        return compare_sketch(self._sketch.sketch(submitted), found, self.tolerance).agrees
+
+    def whole_gradient(self, slot: int, submitted: Tensor, claims: list[Claim]) -> bool:
+        """Recompute a replica's whole sum [N] of a step from its rows; convicts, and returns False, if it differs."""
+        began = time.thread_time()
+        self.counters.recomputes += 1
+        mesh = self._workers[claims[0].stage].mesh
+        total = torch.zeros_like(submitted)
+        for claim in claims:
+            done = mesh.forward([claim.row], claim.work.x[None], claim.work.targets[None])
+            total += mesh.backward_one(done, claim.incoming)[1]
+        agrees = compare_sketch(submitted, total, self.tolerance).agrees
+        if not agrees:
+            self._convict(slot, "the recompute of its whole gradient disagrees")
+        self.counters.seconds += time.thread_time() - began
+        return agrees

@@ -1,0 +1,219 @@
+"""The data-parallel axis: which replica's mean gradient is suspect, and that nothing it sends breaks the check."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sentinel_market.errors import ProtocolError
+from verifier.check.engine import Engine
+from verifier.check.gradient import GRADIENT_METRICS, GradientBaseline, accept_gradient, screen_gradient
+from verifier.check.policy import Policy
+from verifier.check.verdict import VerdictKind
+
+N = 4000
+POLICY = Policy(warmup_frames=40)
+Lie = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+LIES: dict[str, Lie] = {
+    "sign flip": lambda own, others: -own,
+    "twice": lambda own, others: 2.0 * own,
+    "ten times": lambda own, others: 10.0 * own,
+    "a tenth": lambda own, others: 0.1 * own,
+    "inner product": lambda own, others: -0.5 * others,
+    "zeros": lambda own, others: torch.zeros_like(own),
+    "noise": lambda own, others: torch.randn(N, generator=torch.Generator().manual_seed(1)) * own.std(),
+}
+
+
+class Replicas:
+    """R replicas of one stage: a common gradient that turns and shrinks, and noise of its length at each."""
+
+    def __init__(self, seed: int, num: int = 8, noise: float = 1.0) -> None:
+        self.g = torch.Generator().manual_seed(seed)
+        self.num, self.noise = num, noise
+        self.common = torch.randn(N, generator=self.g)
+        self.length = 1.0
+
+    def step(self) -> list[torch.Tensor]:
+        self.common = 0.9 * self.common + math.sqrt(1 - 0.81) * torch.randn(N, generator=self.g)
+        self.length *= 0.995
+        return [self.length * (self.common + self.noise * torch.randn(N, generator=self.g)) for _ in range(self.num)]
+
+
+def others_of(means: list[torch.Tensor], replica: int) -> torch.Tensor:
+    return torch.stack(means[:replica] + means[replica + 1 :]).mean(0)
+
+
+def one_step(engine: Engine, step: int, means: list[torch.Tensor]) -> list[bool]:
+    """Screen all, then fold in what was not flagged, as the primary does; who was flagged."""
+    engine.begin_step(step)
+    found = [engine.screen_gradient(0, r, mean, others_of(means, r)) for r, mean in enumerate(means)]
+    accepted = [mean for mean, one in zip(means, found, strict=True) if one.verdict.kind is VerdictKind.ACCEPT]
+    aggregate = torch.stack(accepted or means).mean(0)
+    for replica, screening in enumerate(found):
+        if screening.verdict.kind is VerdictKind.ACCEPT:
+            engine.accept_gradient(0, replica, screening, aggregate)
+    return [one.verdict.kind is VerdictKind.SUSPECT for one in found]
+
+
+@pytest.mark.parametrize("noise", [0.3, 1.0, 3.0])
+def test_honest_replicas_are_flagged_less_than_once_in_a_hundred(noise: float) -> None:
+    flags = checks = 0
+    for seed in range(3):
+        engine, replicas = Engine(POLICY, 1, 0), Replicas(seed, noise=noise)
+        for step in range(150):
+            row = one_step(engine, step, replicas.step())
+            flags, checks = flags + sum(row), checks + len(row)
+    assert checks == 3600 and flags < 0.01 * checks
+
+
+@pytest.mark.parametrize("name", sorted(LIES))
+@pytest.mark.parametrize("onset", [0, 30])
+def test_a_lie_is_flagged_from_its_first_steps_on(name: str, onset: int) -> None:
+    engine, replicas = Engine(POLICY, 1, 0), Replicas(7, noise=0.5)
+    caught = []
+    for step in range(onset + 10):
+        means = replicas.step()
+        if step >= onset:
+            means[2] = LIES[name](means[2], others_of(means, 2))
+        flagged = one_step(engine, step, means)
+        if step >= onset:
+            caught.append(flagged[2])
+    patient = 3 if onset == 0 and name in ("a tenth", "noise") else 0  # no window yet, nothing absolute to hold against
+    assert all(caught[patient:]), caught
+
+
+def test_two_hostile_of_eight_together_are_flagged_until_they_are_gone() -> None:
+    """They spoil the others' mean, so honest replicas are flagged beside them: a recompute clears those. Once the two
+    are gone nobody is."""
+    engine, replicas = Engine(POLICY, 1, 0), Replicas(8, noise=0.5)
+    for step in range(20):
+        means = replicas.step()
+        means[0] = means[1] = -torch.stack(means[2:]).mean(0)
+        assert one_step(engine, step, means)[:2] == [True, True]
+    flags = [any(one_step(engine, step, replicas.step()[2:])) for step in range(20, 40)]
+    assert sum(flags) <= 1
+
+
+def test_the_average_moves_once_a_step_and_flagged_ones_never_enter_the_window() -> None:
+    engine, replicas = Engine(POLICY, 1, 0), Replicas(9)
+    one_step(engine, 0, replicas.step())
+    baseline = engine.gradients[0]
+    assert (baseline.updates, baseline.frames, baseline.step) == (1, 8, 0)
+    before = baseline.mean
+    means = replicas.step()
+    means[5] = -means[5]
+    assert one_step(engine, 1, means)[5]
+    assert (baseline.updates, baseline.frames) == (2, 15)
+    assert 5 not in baseline.workers[8:]
+    assert before is not None and baseline.mean is not None
+    aggregate = torch.stack(means[:5] + means[6:]).mean(0)
+    want = 0.5 * before + 0.5 * aggregate.numpy()  # the second of a young average counts half, later beta = 0.8
+    assert torch.allclose(torch.from_numpy(baseline.mean), torch.from_numpy(want), atol=1e-6)
+
+
+def test_shape_type_and_nonfinite_are_suspect_with_a_reason() -> None:
+    engine, replicas = Engine(POLICY, 1, 0), Replicas(10)
+    one_step(engine, 0, replicas.step())
+    good = replicas.step()
+    others = others_of(good, 0)
+    for bad, word in [
+        (torch.full((N,), math.nan), "NaN or Inf"),
+        (torch.full((N,), math.inf), "NaN or Inf"),
+        (good[0][:-1], "shape"),
+        (good[0].reshape(2, -1), "shape"),
+        (torch.zeros(0), "shape"),
+        (torch.ones(N, dtype=torch.int64), "dtype"),
+        (torch.zeros(N), "vanished"),
+    ]:
+        found = engine.screen_gradient(0, 0, bad, others)
+        assert found.verdict.kind is VerdictKind.SUSPECT and word in found.verdict.reason
+    assert engine.screen_gradient(0, 0, good[0][:-1], None).verdict.kind is VerdictKind.SUSPECT, "the average knows N"
+
+
+def test_a_lone_replica_is_held_against_the_average() -> None:
+    engine, replicas = Engine(POLICY, 1, 0), Replicas(11, num=1, noise=0.2)
+    for step in range(60):
+        (mean,) = replicas.step()
+        engine.begin_step(step)
+        engine.accept_gradient(0, 0, engine.screen_gradient(0, 0, mean, None), mean)
+    (mean,) = replicas.step()
+    assert engine.screen_gradient(0, 0, mean, None).verdict.kind is VerdictKind.ACCEPT
+    assert "align" in engine.screen_gradient(0, 0, -mean, None).verdict.reason
+    assert "norm" in engine.screen_gradient(0, 0, 4 * mean, None).verdict.reason
+
+
+def test_others_that_are_broken_say_nothing_about_this_replica() -> None:
+    engine, replicas = Engine(POLICY, 1, 0), Replicas(12)
+    for step in range(10):
+        one_step(engine, step, replicas.step())
+    mean = replicas.step()[0]
+    found = engine.screen_gradient(0, 0, mean, torch.full((N,), math.nan))
+    assert found.verdict.kind is VerdictKind.ACCEPT
+    assert math.isnan(found.values[GRADIENT_METRICS.index("peers")])
+
+
+def test_policy_none_looks_at_structure_only() -> None:
+    engine = Engine(Policy(name="none"), 1, 0)
+    others = torch.ones(10)
+    assert engine.screen_gradient(0, 0, -others, others).verdict.kind is VerdictKind.ACCEPT
+    assert engine.screen_gradient(0, 0, others * math.nan, others).verdict.kind is VerdictKind.SUSPECT
+
+
+def test_state_comes_back_and_what_does_not_fit_is_refused() -> None:
+    engine, replicas = Engine(POLICY, 1, 0), Replicas(13)
+    for step in range(12):
+        one_step(engine, step, replicas.step())
+    state = engine.gradients[0].state_dict()
+    again = GradientBaseline.from_state_dict(state)
+    means = replicas.step()
+    for replica, mean in enumerate(means):
+        others = others_of(means, replica)
+        first = screen_gradient(engine.gradients[0], replica, mean, others, POLICY)
+        assert first == screen_gradient(again, replica, mean, others, POLICY)
+    for key, value in [("window", torch.zeros(3, 2)), ("workers", torch.zeros(1)), ("mean", torch.zeros(2, 2))]:
+        with pytest.raises(ProtocolError, match="baseline"):
+            GradientBaseline.from_state_dict(state | {key: value})
+    with pytest.raises(ProtocolError, match="baseline"):
+        GradientBaseline.from_state_dict({})
+
+
+NUMBERS = st.sampled_from([0.0, 1.0, -1.0, 1e-45, 3e38, -3e38, 1e-20, math.nan, math.inf])
+DTYPES = st.sampled_from([torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.bool])
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(NUMBERS, min_size=0, max_size=6),
+    DTYPES,
+    st.sampled_from(["flat", "strided", "matrix", "scalar", "expanded"]),
+    st.one_of(st.none(), st.lists(NUMBERS, min_size=6, max_size=6)),
+)
+def test_anything_gets_a_verdict_and_never_poisons(
+    numbers: list[float], dtype: torch.dtype, form: str, others: list[float] | None
+) -> None:
+    baseline, g = GradientBaseline(), torch.Generator().manual_seed(0)
+    for step in range(6):
+        mean = torch.randn(6, generator=g)
+        accept_gradient(baseline, 0, screen_gradient(baseline, 0, mean, None, POLICY), mean, step)
+    flat = torch.tensor(numbers, dtype=torch.float64).to(dtype)
+    if form == "strided":
+        flat = flat.repeat_interleave(2)[::2]
+    elif form == "matrix":
+        flat = flat.reshape(1, -1)
+    elif form == "scalar":
+        flat = torch.tensor(1.0).to(dtype)
+    elif form == "expanded":
+        flat = torch.ones(1).to(dtype).expand(6)
+    found = screen_gradient(baseline, 1, flat, None if others is None else torch.tensor(others), POLICY)
+    assert found.verdict.reason and found.verdict.kind in (VerdictKind.ACCEPT, VerdictKind.SUSPECT)
+    accept_gradient(baseline, 1, found, flat, 6)
+    assert baseline.mean is not None and bool(torch.isfinite(torch.from_numpy(baseline.mean)).all())
+    assert baseline.mean.shape == (6,)
+    good = torch.randn(6, generator=g)
+    assert screen_gradient(baseline, 0, good, None, POLICY).verdict.reason

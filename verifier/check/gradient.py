@@ -1,0 +1,270 @@
+"""The data-parallel axis: one replica's mean gradient of a step against the others' and against what was usual.
+
+A suspect here goes to a whole-gradient recompute. The gradient is flat, [N], as in ``models.layout``; the baseline
+keeps a moving average of the *aggregate* and a window of the metrics of accepted replicas.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from sentinel_market.errors import ProtocolError
+from verifier.check.check import Screening
+from verifier.check.fences import fences
+from verifier.check.frame import BACKWARD
+from verifier.check.kernels import Array, Fit, fit
+from verifier.check.policy import Policy
+from verifier.check.structure import FLOATS
+from verifier.check.verdict import Score, Verdict, VerdictKind, to_e6
+
+GRADIENT_METRICS = ("norm", "align", "peers", "ratio", "apart")
+# Replicas see other data and different numbers of microbatches, so honest spreads are wide; no narrower than these.
+FLOORS = {"norm": 0.12, "align": 0.06, "peers": 0.06, "ratio": 0.09, "apart": 0.09}
+# Lengths have long tails (one odd batch), directions do not: how much wider than the policy's k.
+WIDER = {"norm": 1.5, "align": 1.05, "peers": 1.05, "ratio": 1.2, "apart": 1.2}
+EARLY = {"align": 0.15, "peers": 0.15, "ratio": 0.1, "apart": 0.12}
+# In warm-up there may be no window yet. An honest mean is the common gradient plus noise: its projection on the others'
+# mean is at most about one of theirs, and it does not point away from them.
+SCALED = 1.5
+OPPOSED = -0.05
+STEADY_ROWS = 8
+LEAST_STEADY = 4
+_CHUNK = 1 << 18
+_TINY = 1e-30
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+@dataclass(kw_only=True)
+class GradientBaseline:
+    """What is known about honest stage gradients of one stage. ``mean`` [N] float32: moving average of the aggregate;
+    ``window`` [n, 5] float64 and ``workers`` [n] as in ``Baseline``; ``step``: the last whose aggregate is in."""
+
+    frames: int = 0
+    updates: int = 0
+    step: int = -1
+    mean: Array | None = None
+    window: Array = field(default_factory=lambda: np.zeros((0, len(GRADIENT_METRICS))))
+    workers: Array = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    _fit: Fit | None = None
+
+    def fitted(self) -> Fit:
+        """The summary of the window."""
+        if self._fit is None:
+            self._fit = fit(self.window)
+        return self._fit
+
+    def forget(self, worker: int) -> None:
+        """Take a convict's rows out of the window."""
+        keep = self.workers != worker
+        if not keep.all():
+            self.window, self.workers = self.window[keep], self.workers[keep]
+            self._fit = None
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Contiguous tensors; an absent average is an empty one."""
+        return {
+            "meta": torch.tensor([self.frames, self.updates, self.step], dtype=torch.int64),
+            "mean": torch.zeros(0) if self.mean is None else torch.from_numpy(self.mean.copy()),
+            "window": torch.from_numpy(self.window.copy()),
+            "workers": torch.from_numpy(self.workers.copy()),
+        }
+
+    @classmethod
+    def from_state_dict(cls, state: Mapping[str, torch.Tensor]) -> GradientBaseline:
+        """The inverse; ProtocolError("baseline") for a state that does not fit together."""
+        try:
+            frames, updates, step = (int(v) for v in state["meta"])
+            mean, window, workers = state["mean"], state["window"].double(), state["workers"].long()
+            if mean.dim() != 1 or window.dim() != 2 or window.shape[1] != len(GRADIENT_METRICS):
+                raise ValueError(f"mean {list(mean.shape)}, window {list(window.shape)}")
+            if workers.shape != window.shape[:1]:
+                raise ValueError(f"window {list(window.shape)} and workers {list(workers.shape)}")
+        except (KeyError, ValueError, TypeError, RuntimeError) as error:
+            raise ProtocolError("baseline", f"not a gradient baseline's state: {error}") from error
+        return cls(
+            frames=frames,
+            updates=updates,
+            step=step,
+            mean=mean.float().numpy().copy() if mean.numel() else None,
+            window=window.numpy().copy(),
+            workers=workers.numpy().copy(),
+        )
+
+
+@dataclass(slots=True)
+class _Sums:
+    """Inner products in float64 of the gradient g, the others' mean o and the moving average m; 0 where absent."""
+
+    gg: float = 0.0
+    go: float = 0.0
+    oo: float = 0.0
+    gm: float = 0.0
+    mm: float = 0.0
+    apart: float = 0.0
+
+
+def _sums(g: torch.Tensor, others: torch.Tensor | None, mean: torch.Tensor | None) -> _Sums:
+    found = _Sums()
+    for begin in range(0, g.numel(), _CHUNK):
+        part = slice(begin, begin + _CHUNK)
+        a = g[part].double()
+        found.gg += float(a.dot(a))
+        if others is not None:
+            b = others[part].double()
+            found.go += float(a.dot(b))
+            found.oo += float(b.dot(b))
+            found.apart += float((a - b).square().sum())
+        if mean is not None:
+            c = mean[part].double()
+            found.gm += float(a.dot(c))
+            found.mm += float(c.dot(c))
+    return found
+
+
+def _usable(tensor: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor | None:
+    """A reference that is absent, of another shape or type, or not finite says nothing about this replica."""
+    if tensor is None or tensor.dtype not in FLOATS or tensor.shape != like.shape:
+        return None
+    return tensor.detach() if bool(torch.isfinite(tensor).all()) else None
+
+
+def _log(value: float) -> float:
+    return math.log(max(value, _TINY))
+
+
+def _cosine(dot: float, a2: float, b2: float) -> float:
+    below = math.sqrt(a2) * math.sqrt(b2)
+    return dot / below if below > 0 else 0.0
+
+
+def gradient_metrics(sums: _Sums, *, has_others: bool, has_mean: bool) -> tuple[float, ...]:
+    """Values in the order of GRADIENT_METRICS; NaN where a reference is absent."""
+    align = peers = ratio = apart = math.nan
+    if has_mean:
+        align = _cosine(sums.gm, sums.gg, sums.mm)
+    if has_others:
+        peers = _cosine(sums.go, sums.gg, sums.oo)
+        ratio = _log(math.sqrt(sums.gg)) - _log(math.sqrt(sums.oo))
+        apart = _log(math.sqrt(sums.apart)) - _log(math.sqrt(sums.oo))
+    return _log(math.sqrt(sums.gg)), align, peers, ratio, apart
+
+
+def screen_gradient(
+    baseline: GradientBaseline, worker: int, gradient: torch.Tensor, others: torch.Tensor | None, policy: Policy
+) -> Screening:
+    """Judge a replica's mean gradient [N]; ``others`` [N]: the mean of the other replicas' means, None where there is
+    no other. Pure, and never raises for anything a worker can send."""
+    in_warmup = baseline.frames < policy.warmup_frames
+
+    def plain(kind: VerdictKind, reason: str) -> Screening:
+        return Screening(Verdict(kind, reason), policy, worker, in_warmup=in_warmup)
+
+    if gradient.dtype not in FLOATS:
+        return plain(VerdictKind.SUSPECT, f"dtype: {gradient.dtype} is no floating-point type")
+    due = others.shape if others is not None else None if baseline.mean is None else baseline.mean.shape
+    if gradient.dim() != 1 or not gradient.numel() or (due is not None and gradient.shape != due):
+        expected = "[N]" if due is None else list(due)
+        return plain(VerdictKind.SUSPECT, f"shape: a gradient of {list(gradient.shape)} where {expected} is due")
+    g = gradient.detach().cpu()
+    if not bool(torch.isfinite(g).all()):
+        return plain(VerdictKind.SUSPECT, "nonfinite: NaN or Inf in the gradient")
+    if not policy.screens:
+        return plain(VerdictKind.ACCEPT, "policy none: structure only")
+    o = _usable(others, g)
+    usual = _usable(None if baseline.mean is None else torch.from_numpy(baseline.mean), g)
+    sums = _sums(g, o, usual)
+    if not all(math.isfinite(v) for v in (sums.gg, sums.oo, sums.mm, sums.apart)):
+        return plain(VerdictKind.SUSPECT, "nonfinite: the gradient's norm leaves the range of numbers")
+    values = gradient_metrics(sums, has_others=o is not None, has_mean=usual is not None)
+    scores, crossed = fences(
+        GRADIENT_METRICS,
+        values,
+        baseline.fitted(),
+        floors=EARLY if in_warmup else FLOORS,
+        k=lambda index: policy.k_early if in_warmup else policy.k_init * WIDER[GRADIENT_METRICS[index]],
+        least=policy.early_frames,
+    )
+    if not in_warmup:
+        steady = _steady(baseline, worker, values, policy)
+        crossed += tuple(len(scores) + i for i, score in enumerate(steady) if score.crossed)
+        scores += steady
+    absolute = _absolute(sums, o is not None, in_warmup)
+    if absolute:
+        verdict = Verdict(VerdictKind.SUSPECT, absolute, scores)
+    elif crossed:
+        verdict = Verdict(VerdictKind.SUSPECT, "; ".join(scores[i].text() for i in crossed), scores)
+    else:
+        verdict = Verdict(VerdictKind.ACCEPT, "inside every fence", scores)
+    return Screening(verdict, policy, worker, values, crossed=crossed, in_warmup=in_warmup)
+
+
+def _steady(baseline: GradientBaseline, worker: int, values: tuple[float, ...], policy: Policy) -> tuple[Score, ...]:
+    """A small lie told in every step: the mean over this worker's rows in the window, this one included, has a spread
+    that is smaller by the root of their number, and so are its fences."""
+    found = baseline.fitted()
+    own = baseline.window[baseline.workers == worker][1 - STEADY_ROWS :]
+    scores = []
+    for name in ("ratio", "peers"):
+        index = GRADIENT_METRICS.index(name)
+        rows = [*own[:, index].tolist(), values[index]]
+        rows = [value for value in rows if not math.isnan(value)]
+        if len(rows) < LEAST_STEADY or math.isnan(values[index]):
+            continue
+        mean = sum(rows) / len(rows)
+        reach = (0.5 + policy.k_init) * max(found.spreads[index], FLOORS[name]) / math.sqrt(len(rows))
+        level, trend = found.levels[index], found.trends[index]
+        low, high = to_e6(min(level, trend) - reach), to_e6(max(level, trend) + reach)
+        scores.append(Score(f"steady {name}", to_e6(mean), low, high))
+    return tuple(scores)
+
+
+def _absolute(sums: _Sums, has_others: bool, in_warmup: bool) -> str:
+    if sums.gg <= _TINY * _TINY:
+        return "vanished: every element of the gradient is zero"
+    if not has_others or not in_warmup or sums.oo <= 0.0:
+        return ""
+    share, cosine = sums.go / sums.oo, _cosine(sums.go, sums.gg, sums.oo)
+    if cosine < OPPOSED:
+        return f"opposed: cosine to the other replicas' mean is {cosine:.4f} during warm-up, below {OPPOSED}"
+    if share > SCALED:
+        return f"scaled: {share:.3g} times the other replicas' mean along it during warm-up, above {SCALED}"
+    return ""
+
+
+def accept_gradient(
+    baseline: GradientBaseline, worker: int, screening: Screening, aggregate: torch.Tensor, step: int
+) -> None:
+    """Fold an accepted replica in; the aggregate [N] of ``step`` enters the moving average once. A broken aggregate
+    teaches nothing."""
+    policy = screening.policy
+    if step != baseline.step and _fold(baseline, aggregate, policy.beta(BACKWARD)):
+        baseline.step = step
+        baseline.updates += 1
+    if not screening.values:
+        return
+    row = np.asarray(screening.values, dtype=np.float64).reshape(1, -1)
+    keep = policy.window - 1
+    baseline.window = np.concatenate((baseline.window[-keep:], row))
+    baseline.workers = np.concatenate((baseline.workers[-keep:], np.asarray([worker], dtype=np.int64)))
+    baseline.frames += 1
+    baseline._fit = None
+
+
+def _fold(baseline: GradientBaseline, aggregate: torch.Tensor, beta: float) -> bool:
+    if aggregate.dim() != 1 or not aggregate.numel() or aggregate.dtype not in FLOATS:
+        return False
+    if not bool(torch.isfinite(aggregate).all()):
+        return False
+    new: Array = np.clip(aggregate.detach().cpu().double().numpy(), -_LARGEST, _LARGEST).astype(np.float32)
+    old = baseline.mean
+    if old is not None and old.shape != new.shape:
+        return False
+    beta = min(beta, baseline.updates / (baseline.updates + 1))
+    # each share is within float32's range and so is their sum
+    baseline.mean = new if old is None else np.float32(beta) * old + np.float32(1.0 - beta) * new
+    return True
