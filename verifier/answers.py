@@ -16,7 +16,7 @@ from sentinel_market.domain.messages import FrameCommitment
 from sentinel_market.errors import ProtocolError
 from sentinel_market.wire import relay_pb2 as pb
 from sentinel_market.wire.commit import backward_input_hash, backward_output_hash
-from sentinel_market.wire.tensors import decode, encoded_hash
+from sentinel_market.wire.tensors import decode, encoded_hash, tensor_hash
 from verifier.check.baseline import Baseline
 from verifier.check.tolerance import Comparison, Tolerance, compare, compare_sketch
 from verifier.check.verdict import Verdict
@@ -40,6 +40,44 @@ class Held:
     downstream: dict[int, Downstream] = field(default_factory=dict)
     """Stage -> the accepted backward commitment that produced its incoming gradient."""
     loss: float = 0.0
+    _hashes: dict[tuple[str, int], tuple[bytes, bytes]] = field(default_factory=dict)
+    _decoded: tuple[bytes, torch.Tensor] = (b"", torch.empty(0))
+
+    def go_up(self, stage: int, answer: Answer) -> None:
+        """The accepted output of ``stage`` is the next one's input; its hash and its tensor are known already."""
+        assert answer.output is not None and answer.forward is not None
+        data = answer.output_bytes
+        self.inputs[stage + 1], self.upstream[stage + 1] = data, answer.forward
+        self._hashes["input", stage + 1] = (data, answer.forward.message.output_hash)
+        self._decoded = (data, answer.output)
+
+    def go_down(self, stage: int, answer: Answer) -> None:
+        """The accepted gradient that left ``stage`` comes into the one before."""
+        assert answer.gradient is not None and answer.backward is not None and answer.sketch is not None
+        data = answer.gradient_bytes
+        self.incoming[stage - 1] = data
+        self.downstream[stage - 1] = Downstream(answer.backward, tensor_hash(answer.sketch))
+        if answer.gradient_hash:
+            self._hashes["incoming", stage - 1] = (data, answer.gradient_hash)
+        self._decoded = (data, answer.gradient)
+
+    def decoded(self, data: bytes, shape: tuple[int, ...]) -> torch.Tensor:
+        """An input or incoming gradient as a tensor, to read only: the one that was passed on last is kept."""
+        return self._decoded[1] if self._decoded[0] is data else decode(data, shape=shape, dtype=torch.float32)
+
+    def input_hash(self, stage: int) -> bytes:
+        """Of ``inputs[stage]``; made once for all answers that it is part of."""
+        return self._hash("input", stage, self.inputs[stage])
+
+    def incoming_hash(self, stage: int) -> bytes:
+        """Of ``incoming[stage]``."""
+        return self._hash("incoming", stage, self.incoming[stage])
+
+    def _hash(self, kind: str, stage: int, data: bytes) -> bytes:
+        known = self._hashes.get((kind, stage))
+        if known is None or known[0] is not data:
+            known = self._hashes[kind, stage] = (data, encoded_hash(data))
+        return known[1]
 
 
 @dataclass(frozen=True)
@@ -74,6 +112,8 @@ class Answer:
     gradient_bytes: bytes = b""
     sketch: torch.Tensor | None = None
     compute_micros: int = 0
+    gradient_hash: bytes = b""
+    """Of ``gradient_bytes``; empty where they are not the worker's own."""
 
     @property
     def backward(self) -> Signed | None:
@@ -152,21 +192,22 @@ def open_answer(
     if result.step != task.step or result.weights_hash != task.weights_hash:
         raise ProtocolError("weights", f"an answer for step {result.step}, asked was {task.step}")
     output = gradient = sketch = None
+    output_bytes, gradient_bytes, gradient_hash = result.output, result.gradient, b""  # each access is a copy
     hashes: list[tuple[int, bytes, bytes]] = []
-    input_hash = encoded_hash(held.inputs[stage])
+    input_hash = held.input_hash(stage)
     pair = b""
     if task.operation != pb.FORWARD:
-        pair = backward_input_hash(input_hash, encoded_hash(held.incoming[stage]))
+        pair = backward_input_hash(input_hash, held.incoming_hash(stage))
     if task.operation != pb.BACKWARD:
         shape = shapes.activation if task.operation == pb.FORWARD else shapes.tokens
-        output = decode(result.output, shape=shape, dtype=torch.float32)
-        hashes.append((FORWARD, pair or input_hash, encoded_hash(result.output)))
+        output = decode(output_bytes, shape=shape, dtype=torch.float32)
+        hashes.append((FORWARD, pair or input_hash, encoded_hash(output_bytes)))
     if task.operation != pb.FORWARD:
         sketch = decode(result.sketch, shape=(64,), dtype=torch.float32)
-        outgoing = None
         if stage > 0:
-            gradient = decode(result.gradient, shape=shapes.activation, dtype=torch.float32)
-            outgoing = encoded_hash(result.gradient)
+            gradient = decode(gradient_bytes, shape=shapes.activation, dtype=torch.float32)
+            gradient_hash = encoded_hash(gradient_bytes)
+        outgoing = gradient_hash or None
         hashes.append((BACKWARD, pair, backward_output_hash(outgoing, encoded_hash(result.sketch))))
     if len(result.commitments) != len(hashes):
         raise ProtocolError("commitment", f"{len(result.commitments)} commitments, {len(hashes)} are due")
@@ -199,9 +240,10 @@ def open_answer(
         task.dispatch,
         tuple(signed),
         output,
-        result.output,
+        output_bytes,
         gradient,
-        result.gradient,
+        gradient_bytes,
         sketch,
         result.compute_micros,
+        gradient_hash,
     )

@@ -7,12 +7,11 @@ from collections.abc import Mapping
 
 import blake3
 import safetensors.torch
-import torch
 
 from sentinel_market.errors import ProtocolError
 from sentinel_market.ports import BlobStore
 from sentinel_market.wire.tensors import encode, encoded_hash
-from verifier.check.baseline import Baseline
+from verifier.check.engine import Engine
 from verifier.reduce import StageState
 
 VERSION = 1
@@ -24,12 +23,9 @@ def stage_blob(state: StageState) -> tuple[bytes, bytes]:
     return encode(state.weights), moments
 
 
-def baselines_blob(baselines: Mapping[tuple[int, int], Baseline]) -> bytes:
-    tensors: dict[str, torch.Tensor] = {}
-    for (stage, direction), baseline in sorted(baselines.items()):
-        for name, tensor in baseline.state_dict().items():
-            tensors[f"{stage}.{direction}.{name}"] = tensor.contiguous()
-    return safetensors.torch.save(tensors)
+def baselines_blob(engine: Engine) -> bytes:
+    """All that a driver's engine knows: baselines, gradient baselines, counters (safetensors)."""
+    return safetensors.torch.save({name: tensor.contiguous() for name, tensor in engine.state_dict().items()})
 
 
 def manifest(

@@ -19,11 +19,10 @@ from sentinel_market.domain import assignment
 from sentinel_market.domain.ids import BACKWARD, FORWARD
 from sentinel_market.errors import Fatal, PeerGone, ProtocolError
 from sentinel_market.wire import relay_pb2 as pb
-from sentinel_market.wire.tensors import decode, encode, tensor_hash
+from sentinel_market.wire.tensors import decode, encode
 from verifier.answers import (
     Accepted,
     Answer,
-    Downstream,
     Held,
     Offence,
     Screened,
@@ -157,17 +156,12 @@ class Driver:
         forwards: dict[int, Answer] = {}
         for stage in range(last):
             forwards[stage] = answer = await self._until_accepted(stage, held, pb.FORWARD)
-            held.inputs[stage + 1] = answer.output_bytes
-            assert answer.forward is not None
-            held.upstream[stage + 1] = answer.forward
+            held.go_up(stage, answer)
         answer = await self._until_accepted(last, held, pb.LOSS)
         assert answer.output is not None
         held.loss = float(answer.output.mean())
         for stage in reversed(range(last)):
-            assert answer.backward is not None
-            held.incoming[stage] = answer.gradient_bytes
-            assert answer.sketch is not None
-            held.downstream[stage] = Downstream(answer.backward, tensor_hash(answer.sketch))
+            held.go_down(stage + 1, answer)
             answer = await self._until_accepted(stage, held, pb.BACKWARD, forwards[stage])
         self.held.append(held)
 
@@ -191,7 +185,7 @@ class Driver:
                 self._accident(session, error)
                 avoid.add(session.id)
                 continue
-            final = await self._judge(stage, held, answer, seconded=flagged > 0)
+            final = await self._judge(stage, held, answer, seconded=flagged > 1)
             if final is not None:
                 return final
             flagged += 1
@@ -206,9 +200,14 @@ class Driver:
             return False
         return not self._barred(session.slot.slot) and not self._state.void(*session.id)
 
+    def _with_patience(self, sessions: list[WorkerSession]) -> list[WorkerSession]:
+        """Without those whose work is lost three times as often as their peers', as long as others are there."""
+        return [s for s in sessions if not self.engine.overloaded(s.slot.slot)] or sessions
+
     def replicas(self, stage: int) -> list[WorkerSession]:
         """Live replicas of a stage that may be given work now."""
-        return [s for s in self._relay.sessions.values() if s.stage == stage and self._usable(s)]
+        found = [s for s in self._relay.sessions.values() if s.stage == stage and self._usable(s)]
+        return self._with_patience(found)
 
     async def _pick(self, stage: int, avoid: Iterable[SlotSession]) -> WorkerSession:
         until = time.monotonic() + PATIENCE_SECONDS
@@ -235,6 +234,7 @@ class Driver:
         """Liveness is not integrity: the unit is lost, never stake. Rests longer each time."""
         log.info("step %d slot %d: %s", self._state.step, session.slot.slot, error)
         self.counters.accidents.append((session.slot.slot, str(error)[:200]))
+        self.engine.inconclusive(session.slot.slot, session.stage)
         session.suspended_until = max(session.suspended_until, time.monotonic() + 0.5)
 
     # ---- asking
@@ -253,6 +253,8 @@ class Driver:
             # The graph of this microbatch is elsewhere: its forward first, as in any other work.
             forward = await self._call(session, stage, held, pb.FORWARD, 0)
             await self._judge_repeat(stage, held, forward)
+            answer = await self._call(session, stage, held, pb.BACKWARD, forward.dispatch)
+            return replace(answer, compute_micros=answer.compute_micros + forward.compute_micros)
         return await self._call(session, stage, held, pb.BACKWARD, forward.dispatch)
 
     async def _call(
@@ -308,14 +310,14 @@ class Driver:
             if stage > 0:
                 frame(BACKWARD, answer.gradient, head)
         else:
-            incoming = decode(held.incoming[stage], shape=c.shapes.activation, dtype=torch.float32)
+            incoming = held.decoded(held.incoming[stage], c.shapes.activation)
             frame(BACKWARD, answer.gradient, incoming)
         return frames
 
     def _shown_input(self, stage: int, held: Held) -> torch.Tensor | None:
         if stage == 0:
             return torch.nn.functional.embedding(held.tokens, self._embedding) if len(self._embedding) else None
-        return decode(held.inputs[stage], shape=self.context.shapes.activation, dtype=torch.float32)
+        return held.decoded(held.inputs[stage], self.context.shapes.activation)
 
     async def _judge_repeat(self, stage: int, held: Held, forward: Answer) -> None:
         """A forward done again because its graph was elsewhere: it must agree with the one that was accepted, or a
@@ -335,8 +337,8 @@ class Driver:
 
     async def _judge(self, stage: int, held: Held, answer: Answer, *, seconded: bool = False) -> Answer | None:
         """The final verdict on an answer. Returns the accepted answer, which may be that of a replica that replayed
-        it, or None: then somebody else must do the work. ``seconded``: another replica's answer to the same work was
-        refused before."""
+        it, or None: then somebody else must do the work. ``seconded``: two other replicas' answers to the same work
+        were refused before."""
         policy, slot = self.context.policy, answer.session.slot.slot
         with self._meter.section("check"):
             frames = self._frames(stage, held, answer)
@@ -371,11 +373,11 @@ class Driver:
     def _without_confirmation(
         self, answer: Answer, screenings: list[tuple[int, Screening]], suspect: Screening, seconded: bool
     ) -> Answer | None:
-        """What policies that ask nobody else do with a suspect: nothing is folded into a baseline.
+        """What policies that ask nobody else do with a suspect. A frame that is not finite never travels on.
 
         ``paper``: a flagged activation travels on as tainted, a flagged gradient is replaced by its moving average.
-        ``screen``: another replica does the work; when that one is flagged as well, the boundary moved and it goes on.
-        A frame that is not finite never travels on.
+        ``screen``: another replica does the work; when a third one is flagged as well, the boundary moved: its frame
+        goes on, and the baseline learns the move from it.
         """
         tensors = [t for t in (answer.output, answer.gradient, answer.sketch) if t is not None]
         finite = all(bool(torch.isfinite(t).all()) for t in tensors)
@@ -384,11 +386,11 @@ class Driver:
             flagged = any(d == BACKWARD and s.verdict.kind is VerdictKind.SUSPECT for d, s in screenings)
             if flagged and answer.gradient is not None and mean is not None:
                 usual = torch.from_numpy(mean).expand_as(answer.gradient).contiguous()
-                answer = replace(answer, gradient=usual, gradient_bytes=encode(usual))
+                answer = replace(answer, gradient=usual, gradient_bytes=encode(usual), gradient_hash=b"")
             self._accept(answer, [])
             return answer
         if seconded and finite and self.context.policy.screens:
-            self._accept(answer, [])
+            self._accept(answer, screenings)
             return answer
         if not finite:
             self._accident(answer.session, ProtocolError("nonfinite", suspect.verdict.reason))

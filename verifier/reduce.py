@@ -20,7 +20,7 @@ from sentinel_market.models.layout import layout
 from sentinel_market.models.optimizer import decay_mask, step_
 from sentinel_market.models.sketch import Sketch
 from sentinel_market.wire import relay_pb2 as pb
-from sentinel_market.wire.tensors import decode, encode, encoded_hash, pair_hash, tensor_hash
+from sentinel_market.wire.tensors import all_finite, decode, encode, encoded_hash, pair_hash, tensor_hash
 from verifier.check import robust
 from verifier.check.tolerance import compare_sketch
 from verifier.context import SeatContext
@@ -80,6 +80,7 @@ class Reducer:
         self._config = optimizer_config(context.spec)
         self._mask = decay_mask(layout(context.config, stage, context.num_stages))
         self._state_hash = self.state.hash
+        self._sketch: tuple[int, Sketch] | None = None
         self._weights_hash = encoded_hash(encode(weights))
 
     async def reduce(self, state: StepState) -> Update:
@@ -189,9 +190,12 @@ class Reducer:
 
     def _problem(self, step: int, flat: torch.Tensor, sketches: list[torch.Tensor]) -> str:
         """Finite, and its sketch is the sum of the accepted sketches."""
-        if not bool(torch.isfinite(flat).all()):
+        if self._sketch is None or self._sketch[0] != step:
+            self._sketch = (step, Sketch(self.context.job_id, step))  # its signs are drawn once for all replicas
+        claimed = self._sketch[1].sketch(flat)
+        # Each element is in one form, with weight +-1: one that is not finite makes that form not finite.
+        if not all_finite(claimed) and not all_finite(flat):
             return "the stage gradient holds NaN or Inf"
-        claimed = Sketch(self.context.job_id, step).sketch(flat)
         compared = compare_sketch(claimed, torch.stack(sketches).sum(0), self.context.tolerance)
         return "" if compared.agrees else f"the sum is not that of the accepted backwards: {compared.text()}"
 

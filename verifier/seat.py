@@ -289,7 +289,7 @@ class Seat:
             audits=driver.counters.audits,
         )
         if self._is_epoch_end(state.step):
-            blob = checkpoint.baselines_blob(driver.engine.baselines)
+            blob = checkpoint.baselines_blob(driver.engine)
             done.checkpoint_baselines = await asyncio.to_thread(self.outside.blobs.put, blob)
         hashed = step_record.sets_digest(sets_of(done))
         done.signature = c.sign(DriverDone(c.job_id, done.step, done.round, c.account, hashed))

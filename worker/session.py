@@ -33,7 +33,7 @@ from sentinel_market.wire import relay_pb2 as pb
 from sentinel_market.wire.commit import SessionKey, backward_input_hash, backward_output_hash
 from sentinel_market.wire.parts import CHANNEL_OPTIONS, WIRE_VERSION, WORK, Assembler, split
 from sentinel_market.wire.records import check_quorum
-from sentinel_market.wire.tensors import decode, encode, encoded_hash
+from sentinel_market.wire.tensors import all_finite, decode, encode, encoded_hash
 from worker.compute import StageRunner
 from worker.protection import Watermark
 
@@ -319,9 +319,10 @@ class Worker:
         output = self.runner.forward((link.seat.account, task.dispatch), task.microbatch, self._input(task))
         began = time.thread_time()
         input_hash = encoded_hash(task.input)
-        result.output = encode(output)
+        payload = encode(output)
+        result.output = payload
         link.forwards[task.dispatch] = _Forwarded(input_hash, task.microbatch)
-        self._commit(link, task, result, task.sequence, FORWARD, input_hash, encoded_hash(result.output))
+        self._commit(link, task, result, task.sequence, FORWARD, input_hash, encoded_hash(payload))
         return time.thread_time() - began
 
     def _backward(self, link: SeatLink, task: pb.Task, result: pb.Result) -> float:
@@ -360,8 +361,8 @@ class Worker:
     ) -> None:
         outgoing = None
         if gradient is not None:
-            result.gradient = encode(gradient)
-            outgoing = encoded_hash(result.gradient)
+            payload = encode(gradient)
+            result.gradient, outgoing = payload, encoded_hash(payload)
         result.sketch = encode(sketch)
         output_hash = backward_output_hash(outgoing, encoded_hash(result.sketch))
         hashed = self._commit(link, task, result, sequence, BACKWARD, input_hash, output_hash)
@@ -538,7 +539,7 @@ def _messages(call: Iterator[pb.Part], limit: int) -> Iterator[pb.ToWorker]:
 
 def _finite(tensor: torch.Tensor) -> torch.Tensor:
     """No honest seat passes on NaN or Inf; in the sum it would cost a whole step's work."""
-    if not bool(torch.isfinite(tensor).all()):
+    if not all_finite(tensor):
         raise ProtocolError("nonfinite", "the task holds NaN or Inf")
     return tensor
 

@@ -12,12 +12,13 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from sentinel_market.attacks.base import FORWARD, AttackContext, finite
+from sentinel_market.attacks.base import FORWARD, AttackContext, derived, finite
 from sentinel_market.attacks.library import FrameAttack, blend, normal, number, std
 
 _MEMORY = 0.9
-_Z = {90: 1.6449, 95: 1.96, 99: 2.5758}
-"""Two-sided normal quantiles: the band that holds so many per cent of the honest values."""
+_PERCENTILES = (90, 95, 99)
+_HISTORY = 64
+"""Honest sequences that a band is estimated from."""
 
 
 @dataclass
@@ -26,8 +27,6 @@ class _Own:
 
     mean: Tensor
     """[T, D]"""
-    square: Tensor
-    """[T, D]: of x^2"""
     change: Tensor
     """[D]: of mean(out - in)"""
     distances: list[float]
@@ -41,21 +40,21 @@ class _Learner(FrameAttack):
     """Keeps ``_Own`` up to date with every honest frame that the worker computes."""
 
     def _learn(self, tensor: Tensor, context: AttackContext) -> _Own:
-        found = tensor.detach().double()
+        # What an accomplice upstream sent may be enormous; one NaN would stay in an average for ever.
+        found = finite(tensor.detach(), tensor).double()
         source = _source(context)
-        change = torch.zeros(tensor.shape[-1], dtype=torch.float64)
+        change = torch.zeros(tensor.shape[-1], dtype=torch.float64, device=tensor.device)
         if source is not None and source.shape == tensor.shape:
-            change = (found - source.double()).mean(dim=(0, 1))
+            change = (found - finite(source, source).double()).mean(dim=(0, 1))
         key = f"own/{context.direction}"
         own = cast("_Own | None", context.memory.get(key))
         if own is None or own.mean.shape != tensor.shape[1:]:
-            own = _Own(found.mean(0), found.square().mean(0), change, [])
+            own = _Own(found.mean(0), change, [])
             context.memory[key] = own
             return own
         own.distances.append(float((found - own.mean).norm() / own.mean.norm().clamp_min(1e-30)))
         del own.distances[:-64]
         own.mean.lerp_(found.mean(0), 1 - _MEMORY)
-        own.square.lerp_(found.square().mean(0), 1 - _MEMORY)
         own.change.lerp_(change, 1 - _MEMORY)
         return own
 
@@ -64,35 +63,43 @@ class _Learner(FrameAttack):
         if tensor.ndim == 3:
             self._learn(tensor, context)
 
-    def stages(self, num_stages: int) -> range:
-        """Where frames of shape [B, T, D] travel; the loss has no average frame."""
-        return super().stages(num_stages)
 
-
-class InvisibleNoise(_Learner):
+class InvisibleNoise(FrameAttack):
     """Noise shaped to stay inside the band that holds ``percentile`` per cent of each element's honest values."""
 
     name = "invisible_noise"
 
     def __init__(self, percentile: int = 99, strength: float = 1.0, direction: str = "forward") -> None:
         super().__init__(direction)
-        if percentile not in _Z:
-            raise ValueError(f"percentile is {percentile!r}; use one of {', '.join(map(str, _Z))}")
+        if percentile not in _PERCENTILES:
+            raise ValueError(f"percentile is {percentile!r}; use one of {', '.join(map(str, _PERCENTILES))}")
         self.percentile = percentile
         self.strength = number("strength", strength, low=0)
 
+    def observe(self, tensor: Tensor, context: AttackContext) -> None:
+        """Keeps the last 64 honest sequences [64, T, D], from before the onset on."""
+        if tensor.ndim == 3:
+            self._history(tensor, context)
+
+    def _history(self, tensor: Tensor, context: AttackContext) -> Tensor:
+        key = f"band/{context.direction}"
+        known, found = cast("Tensor | None", context.memory.get(key)), tensor.detach().clone()
+        if known is not None and known.shape[1:] == found.shape[1:]:
+            found = torch.cat((known.to(found), found))[-_HISTORY:]
+        context.memory[key] = found
+        return found
+
     def __call__(self, tensor: Tensor, context: AttackContext) -> Tensor:
-        """x_i -> clip(x_i + strength * s_i * n, m_i - z s_i, m_i + z s_i), never narrower than x_i itself; m_i, s_i:
-        mean and deviation of element i over honest frames."""
+        """x_i -> clip(x_i + strength * s_i * n, low_i, high_i), the band never so narrow as to move x_i by itself;
+        low_i, high_i: quantiles (1 -+ percentile / 100) / 2 of element i over the history, s_i its deviation there."""
         if tensor.ndim != 3:
             return tensor
-        own = self._learn(tensor, context)
-        spread = (own.square - own.mean.square()).clamp_min(0).sqrt()
-        reach = _Z[self.percentile] * spread
+        known = self._history(tensor, context).double()
+        tail = (1 - self.percentile / 100) / 2
+        low, high = torch.quantile(known, torch.tensor([tail, 1 - tail], dtype=known.dtype, device=known.device), dim=0)
         x = tensor.double()
-        low, high = torch.minimum(x, own.mean - reach), torch.maximum(x, own.mean + reach)
-        noisy = x + self.strength * spread * normal(tensor, context)
-        return finite(torch.maximum(torch.minimum(noisy, high), low), tensor)
+        noisy = x + self.strength * known.std(0, correction=0) * normal(tensor, context)
+        return finite(torch.clamp(noisy, torch.minimum(x, low), torch.maximum(x, high)), tensor)
 
 
 class Drift(FrameAttack):
@@ -105,14 +112,13 @@ class Drift(FrameAttack):
         self.rate = number("rate", rate, low=0)
 
     def __call__(self, tensor: Tensor, context: AttackContext) -> Tensor:
-        """x -> x + rate * (t - t0 + 1) * std(x) * u, u [D] of unit root mean square, t0 the first step."""
-        first = cast(int, context.memory.setdefault("drift/first", context.step))
-        key = f"drift/{context.direction}/{tensor.shape[-1]}"
-        if key not in context.memory:
-            u = torch.randn(tensor.shape[-1], generator=context.rng).double()
-            context.memory[key] = u / u.square().mean().sqrt().clamp_min(1e-30)
-        u = cast(Tensor, context.memory[key])
-        return finite(tensor.double() + self.rate * (context.step - first + 1) * std(tensor) * u, tensor)
+        """x -> x + rate * (t - t0 + 1) * std(x) * u, t0 the onset, u [D] of unit root mean square drawn once from the
+        worker's secret: accomplices drift together."""
+        width = tensor.shape[-1]
+        where = derived(context.secret, context.stage, context.direction, width)
+        u = torch.randn(width, generator=torch.Generator().manual_seed(where)).to(tensor.device).double()
+        u /= u.square().mean().sqrt().clamp_min(1e-30)
+        return finite(tensor.double() + self.rate * (context.step - context.onset + 1) * std(tensor) * u, tensor)
 
 
 class EmaMimic(_Learner):

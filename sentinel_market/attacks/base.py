@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
 import blake3
@@ -47,6 +47,10 @@ class AttackContext:
     memory: dict[str, object]
     public: PublicView | None = None
     microbatch: int = -1
+    onset: int = 0
+    """The first step of the attack; the schedule fills it in."""
+    secret: int = 0
+    """What accomplices with one ``share_seed`` have in common, else the worker's own; the schedule fills it in."""
 
 
 @runtime_checkable
@@ -105,6 +109,11 @@ def finite(tensor: Tensor, like: Tensor) -> Tensor:
     return torch.nan_to_num(tensor.clamp(-limit, limit), nan=0.0).to(like.dtype)
 
 
+def derived(*parts: int) -> int:
+    """A generator's seed, in 0 .. 2^63 - 1, from whole numbers."""
+    return int.from_bytes(blake3.blake3(repr(parts).encode()).digest()[:8], "big") >> 1
+
+
 @dataclass
 class ScheduledAttack:
     """An attack with its seed, its first step and its rhythm. ``rng`` and ``memory`` are for the worker's context.
@@ -156,16 +165,15 @@ class ScheduledAttack:
             if observe is not None:
                 observe(tensor, context)
             return tensor
-        self._share(context)
         with torch.no_grad():
-            return self.attack(tensor, context)
+            return self.attack(tensor, self._prepared(context))
 
-    def _share(self, context: AttackContext) -> None:
-        if self.share_seed is None:
-            return
-        where = (self.share_seed, context.step, context.microbatch, context.stage, context.direction)
-        digest = blake3.blake3(repr(where).encode()).digest()
-        context.rng.manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+    def _prepared(self, context: AttackContext) -> AttackContext:
+        secret = self.seed if self.share_seed is None else self.share_seed
+        if self.share_seed is not None:
+            # The same draw for the same work, whichever accomplice does it and however many frames it did before.
+            context.rng.manual_seed(derived(secret, context.step, context.microbatch, context.stage, context.direction))
+        return replace(context, onset=self.onset, secret=secret)
 
     # ---- computing
 
@@ -183,8 +191,7 @@ class ScheduledAttack:
     def run(self, stage: Stage, x: Tensor, context: AttackContext) -> Tensor:
         """In place of ``stage(x)``; only where ``computes`` and ``active`` hold."""
         assert isinstance(self.attack, ComputeAttack)
-        self._share(context)
-        return self.attack.run(stage, x, context)
+        return self.attack.run(stage, x, self._prepared(context))
 
     def loss(self, stage: Stage, x: Tensor, targets: Tensor, context: AttackContext) -> Tensor:
         """In place of ``stage.token_loss(x, targets)``: as agreed unless the attack has a ``loss`` of its own."""

@@ -9,7 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from sentinel_market.attacks.base import BACKWARD, FORWARD, AttackContext
+from sentinel_market.attacks.base import BACKWARD, FORWARD, AttackContext, finite
 from sentinel_market.attacks.library import number
 from sentinel_market.models.stage import Stage
 
@@ -40,8 +40,8 @@ class _Lazy:
         return stage.forward(x)
 
     def __call__(self, tensor: Tensor, context: AttackContext) -> Tensor:  # noqa: ARG002
-        """What it computed, unchanged."""
-        return tensor
+        """What it computed, cut to finite numbers."""
+        return finite(tensor, tensor)
 
 
 class Identity(_Lazy):
@@ -87,24 +87,25 @@ class SkipLayers(_Lazy):
 
     def run(self, stage: Stage, x: Tensor, context: AttackContext) -> Tensor:  # noqa: ARG002
         """h + f(h) -> h at the skipped sublayers."""
-        sublayers = [f"model.layers.{layer}.{part}" for layer in stage.layers for part in ("self_attn", "mlp")]
-        kept = len(sublayers) - math.ceil(self.share * len(sublayers))
-        with stage.skipping(frozenset(sublayers[kept:])):
+        with stage.skipping(self._left_out(stage)):
             return stage.forward(x)
 
     def loss(self, stage: Stage, x: Tensor, targets: Tensor, context: AttackContext) -> Tensor:  # noqa: ARG002
         """The loss with the same sublayers left out."""
-        sublayers = [f"model.layers.{layer}.{part}" for layer in stage.layers for part in ("self_attn", "mlp")]
-        kept = len(sublayers) - math.ceil(self.share * len(sublayers))
-        with stage.skipping(frozenset(sublayers[kept:])):
+        with stage.skipping(self._left_out(stage)):
             return stage.token_loss(x, targets)
+
+    def _left_out(self, stage: Stage) -> frozenset[str]:
+        sublayers = [f"model.layers.{layer}.{part}" for layer in stage.layers for part in ("self_attn", "mlp")]
+        return frozenset(sublayers[len(sublayers) - math.ceil(self.share * len(sublayers)) :])
 
 
 def round_mantissa(tensor: Tensor, bits: int) -> Tensor:
     """To ``bits`` bits behind the leading one, ties to even; bfloat16 has 7, half precision 10, fp32 23."""
-    mantissa, exponent = torch.frexp(tensor)
+    # In double: the power of two of a number near the largest fp32 is itself out of its range.
+    mantissa, exponent = torch.frexp(tensor.double())
     scale = 2.0 ** (bits + 1)
-    return torch.ldexp(torch.round(mantissa * scale) / scale, exponent)
+    return finite(torch.ldexp(torch.round(mantissa * scale) / scale, exponent), tensor)
 
 
 class LowPrecision(_Lazy):
@@ -128,7 +129,8 @@ class LowPrecision(_Lazy):
 
 
 class Surrogate(_Lazy):
-    """A cheap map in place of the stage: out = in + in W, W [D, D] of rank D / shrink, fitted to its honest frames."""
+    """A cheap map in place of the stage: out = in + in W, W [D, D] of rank D / shrink, a ridge regression on its own
+    honest frames: those before the onset and, with a duty cycle, between attacks. With none it hands its input on."""
 
     name = "surrogate"
 
@@ -145,8 +147,8 @@ class Surrogate(_Lazy):
         """Adds an honest pair to the normal equations of the fit; old pairs fade."""
         if context.direction != FORWARD or context.input is None or context.input.shape != tensor.shape:
             return
-        a = context.input.detach().double().flatten(0, 1)
-        b = tensor.detach().double().flatten(0, 1) - a
+        a = finite(context.input.detach(), tensor).double().flatten(0, 1)
+        b = finite(tensor.detach(), tensor).double().flatten(0, 1) - a
         old = context.memory.get("surrogate/sums")
         aa, ab = cast("tuple[Tensor, Tensor]", old) if old is not None else (torch.zeros(()), torch.zeros(()))
         context.memory["surrogate/sums"] = (0.95 * aa + a.T @ a, 0.95 * ab + a.T @ b)
@@ -156,16 +158,17 @@ class Surrogate(_Lazy):
         """f(x) -> x + x W."""
         given = _shown(stage, x)
         fitted = self._map(context, given.shape[-1])
-        return given + given @ fitted.to(given.dtype)
+        return given + given @ fitted.to(given)
 
     def _map(self, context: AttackContext, width: int) -> Tensor:
         known = context.memory.get("surrogate/map")
         if known is None:
             sums = context.memory.get("surrogate/sums")
             if sums is None:
-                return torch.zeros(width, width, dtype=torch.float64)
+                return torch.zeros(width, width)
             aa, ab = cast("tuple[Tensor, Tensor]", sums)
-            ridge = 1e-3 * float(aa.diagonal().mean()) * torch.eye(width, dtype=torch.float64)
+            # The second part: an accomplice upstream may have sent nothing but zeros.
+            ridge = (1e-3 * aa.diagonal().mean() + 1e-12) * torch.eye(width).to(aa)
             u, s, v = torch.linalg.svd(torch.linalg.solve(aa + ridge, ab))
             rank = max(1, width // self.shrink)
             known = context.memory["surrogate/map"] = (u[:, :rank] * s[:rank]) @ v[:rank]

@@ -17,6 +17,7 @@ from torch import Tensor
 from sentinel_market.attacks import adaptive, lazy, library, parallel
 from sentinel_market.attacks.base import Attack, AttackContext, ScheduledAttack
 from sentinel_market.attacks.library import FrameAttack
+from sentinel_market.errors import ConfigError
 
 _Parameter = int | float | str
 _ATTACKS: Final[dict[str, Callable[..., Attack]]] = {
@@ -86,9 +87,13 @@ def directions(name: str) -> tuple[str, ...]:
 
 
 def ladder(name: str, direction: str) -> tuple[str, ...]:
-    """Specifications of a shipped attack in the order of strength; one where it has no degrees."""
+    """Specifications of a shipped attack in the order of strength; one where it has no degrees. ValueError for a
+    direction in which it does not act."""
+    ways = directions(name)
+    frame = ways == ("forward", "backward")
+    if direction not in ways and not (frame and direction == "both"):
+        raise ValueError(f"attack {name!r} has no direction {direction!r}; use one of {', '.join(ways)}")
     key, values = _LADDERS.get(name, ("", ("",)))
-    frame = directions(name) == ("forward", "backward")
     found = []
     for value in values:
         parts = [f"{key}={value}"] if key else []
@@ -114,11 +119,14 @@ class FunctionAttack(FrameAttack):
         self._function = function
 
     def __call__(self, tensor: Tensor, context: AttackContext) -> Tensor:
-        """Whatever the function gives; TypeError unless that is a tensor of the same shape and type."""
+        """Whatever the function gives; ConfigError unless that is a tensor of the same shape and type."""
         found = self._function(tensor.clone(), context)
         if not isinstance(found, Tensor) or found.shape != tensor.shape or found.dtype != tensor.dtype:
             what = f"{found.dtype} {list(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
-            raise TypeError(f"attack {self.name!r} gave {what} for {tensor.dtype} {list(tensor.shape)}")
+            raise ConfigError(
+                f"attack {self.name!r} gave {what} for {tensor.dtype} {list(tensor.shape)}; "
+                "return a tensor of the same shape and type"
+            )
         return found
 
 

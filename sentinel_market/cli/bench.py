@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import click
 
+from sentinel_market.cli import bench_cost
 from sentinel_market.cli.common import App, verb
 from sentinel_market.cli.sim import JOBS, JSON_FILE, base_settings, carry_out, mesh_options, write_pages
 
@@ -94,3 +95,6 @@ def report(app: App, path: Path) -> None:
         },
         summary(found) + f"\n\nwrote {', '.join(str(one) for one in written)}",
     )
+
+
+bench_cost.add_to(bench)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 ATTACKS: dict[str, range] = {
     "sign_flip": range(3),
-    "grad_noise": range(1, 4),
+    "noise:direction=backward": range(1, 4),
     "identity": range(3),
 }
 """Attack -> stages of a four-stage job where it acts: a forward attack on 0-2, one on gradients on 1-3."""

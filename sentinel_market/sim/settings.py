@@ -65,8 +65,8 @@ class RunSettings:
 
     @property
     def num_drivers(self) -> int:
-        """Drivers that share the rows; two rows each unless told otherwise, as in a small live job. Policy ``paper`` has
-        one hub, as published."""
+        """Drivers that share the rows; two rows each unless told otherwise, as in a small live job. Policy ``paper``
+        has one hub, as published."""
         return self.drivers or (1 if self.is_paper else max(1, self.replicas // 2))
 
     @property

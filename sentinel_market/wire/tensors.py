@@ -89,6 +89,12 @@ def decode(
     return torch.frombuffer(bytearray(data), dtype=got_dtype, offset=HEADER_BYTES).reshape(got_shape)
 
 
+def all_finite(tensor: torch.Tensor) -> bool:
+    """Whether no element is NaN or Inf. A sum is ten times faster to make than a mask, and is not finite if an element
+    is not; only where it overflows is the mask asked."""
+    return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())
+
+
 def tensor_hash(tensor: torch.Tensor) -> bytes:
     """BLAKE3 (32 bytes) over version, dtype, shape and elements."""
     return encoded_hash(encode(tensor))

@@ -72,6 +72,15 @@ def test_honest_replicas_are_flagged_less_than_once_in_a_hundred(noise: float) -
     assert checks == 3600 and flags < 0.01 * checks
 
 
+def test_a_window_that_happens_to_be_tight_flags_no_small_surprise() -> None:
+    engine, replicas = Engine(POLICY, 1, 0), Replicas(3, noise=0.01)
+    for step in range(60):
+        one_step(engine, step, replicas.step())
+    replicas.noise = 0.012
+    flags = [flag for step in range(60, 70) for flag in one_step(engine, step, replicas.step())]
+    assert not any(flags)
+
+
 @pytest.mark.parametrize("name", sorted(LIES))
 @pytest.mark.parametrize("onset", [0, 30])
 def test_a_lie_is_flagged_from_its_first_steps_on(name: str, onset: int) -> None:

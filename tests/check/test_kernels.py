@@ -118,3 +118,95 @@ def test_fit_equals_the_interquartile_range_of_a_symmetric_sample_and_bears_a_ho
 def test_fit_of_nothing() -> None:
     found = kernels.fit(np.zeros((0, 3)))
     assert found.counts == [0, 0, 0]
+
+
+def naive(x: np.ndarray, y: np.ndarray, m: np.ndarray) -> dict[str, float]:
+    """The definition, one Python float at a time."""
+    found = dict.fromkeys(("out2", "l1", "l2", "flips", "in2", "change2", "norms", "cosines", "ema2"), 0.0)
+    for b in range(x.shape[0]):
+        for t in range(x.shape[1]):
+            out2 = in2 = dot = 0.0
+            for d in range(x.shape[2]):
+                one, two, usual = float(x[b, t, d]), float(y[b, t, d]), float(m[t, d])
+                out2, in2, dot = out2 + one * one, in2 + two * two, dot + one * two
+                found["l1"] += abs(one - usual)
+                found["l2"] += (one - usual) ** 2
+                found["flips"] += (one < 0) != (usual < 0)
+                found["change2"] += (one - two) ** 2
+                found["ema2"] += usual * usual
+            found["out2"] += out2
+            found["in2"] += in2
+            found["norms"] += math.sqrt(out2)
+            found["cosines"] += dot / math.sqrt(out2 * in2) if out2 * in2 > 0 else 0.0
+    return found
+
+
+def sliced_by_hand(x: np.ndarray, m: np.ndarray, directions: np.ndarray) -> float:
+    rows = kernels.sampled_rows(x.shape[1], x.shape[0])
+    ours = np.sort(x[rows[:, 0], rows[:, 1]].astype(np.float64) @ directions.astype(np.float64), axis=0)
+    theirs = np.sort(m[rows[:, 1]].astype(np.float64) @ directions.astype(np.float64), axis=0)
+    return float(np.abs(ours - theirs).mean())
+
+
+@pytest.mark.parametrize("scale", [1e-42, 1e-30, 1.0, 1e18, 1e37])
+@pytest.mark.parametrize("shape", [(2, 5, 67), (1, 1, 1), (3, 40, 8)])
+def test_both_backends_equal_a_plain_loop(shape: tuple[int, int, int], scale: float) -> None:
+    rng = np.random.default_rng(1)
+    x, y = ((rng.standard_normal(shape) * scale).astype(np.float32) for _ in range(2))
+    m = (rng.standard_normal(shape[1:]) * scale).astype(np.float32)
+    directions = make_directions(shape[2], 3)
+    wanted = naive(x, y, m)
+    for backend in (kernels.moments_numba, kernels.moments_torch):
+        got = backend(x, y, m, directions)
+        for name, value in wanted.items():
+            assert getattr(got, name) == pytest.approx(value, rel=1e-11), (backend.__name__, name)
+        assert got.sliced == pytest.approx(sliced_by_hand(x, m, directions), rel=1e-9)
+
+
+def test_arrays_that_are_not_contiguous_give_the_same_sums() -> None:
+    rng = np.random.default_rng(2)
+    wide = rng.standard_normal((4, 10, 66)).astype(np.float32)
+    x, y, m = wide[::2, ::2, ::3], wide[1::2, ::2, ::3], wide[0, ::2, 1::3]
+    directions = make_directions(22, 0)
+    packed = kernels.moments_numba(*(np.ascontiguousarray(a) for a in (x, y, m)), directions)
+    close(kernels.moments_numba(x, y, m, directions), packed, 1.0)
+    close(kernels.moments_torch(x, y, m, directions), packed, 1.0)
+
+
+def test_a_change_that_leaves_float32_on_the_way_is_still_right() -> None:
+    """x - y is beyond float32 in one sequence and as far below in another: the mean is zero, not NaN."""
+    x = np.full((2, 3, 5), 3e38, dtype=np.float32)
+    x[1] = -3e38
+    got = kernels.moments_numba(x, -x, None, make_directions(5, 0))
+    assert got.change_mean.tolist() == [0.0] * 5
+    half = kernels.moments_numba(x[:1], -x[:1], None, make_directions(5, 0))
+    assert half.change_mean.tolist() == [float(np.finfo(np.float32).max)] * 5  # 6e38, cut to the range
+
+
+def test_a_row_in_many_sequences_keeps_its_change_to_float32() -> None:
+    x = np.full((1000, 1, 3), 1.1, dtype=np.float32)
+    got = kernels.moments_numba(x, np.zeros_like(x), None, make_directions(3, 0))
+    assert np.allclose(got.change_mean, 1.1, rtol=3e-7)
+
+
+@given(st.integers(1, 70), st.integers(0, 1000))
+@settings(max_examples=80, deadline=None)
+def test_columns_are_sorted_and_the_middle_is_the_median(count: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    table = rng.integers(-5, 5, size=(count, 8)).astype(np.float64)
+    wanted, column = np.sort(table, axis=0), table[:, 0].copy()
+    kernels._sort_columns(table)
+    assert np.array_equal(table, wanted)
+    assert kernels._middle(column, count) == np.median(wanted[:, 0])
+
+
+def test_blend_has_the_bits_of_its_definition_and_refuses_what_is_not_finite() -> None:
+    rng = np.random.default_rng(3)
+    old, new = (rng.standard_normal((7, 33)).astype(np.float32) for _ in range(2))
+    got = kernels.blend(old, new, 0.9)
+    assert got is not None
+    assert np.array_equal(got, np.float32(0.9) * old + np.float32(1 - 0.9) * new)
+    new[3, 3] = np.inf
+    assert kernels.blend(old, new, 0.9) is None
+    new[3, 3], new[4, 4] = np.nan, 1.0
+    assert kernels.blend(old, new, 0.9) is None

@@ -116,12 +116,12 @@ def test_a_convict_is_no_peer_and_not_tested_again() -> None:
 
 
 def test_another_stage_is_no_peer() -> None:
-    test = SequentialTest(ALPHA)
+    test, rng = SequentialTest(ALPHA), random.Random(0)
     bans: list[int] = []
-    for _ in range(12):
+    for step in range(72):
         for worker in range(4):
-            test.note(0, worker, worker == 0)
-            test.note(1, 10 + worker, True)
+            test.note(0, worker, worker == 0 and step >= 60)
+            test.note(1, 10 + worker, rng.random() < 0.3)
         bans += [worker for worker, _ in test.close_step()]
     assert bans == [0]
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.mesh import JOB_ID, Mesh, job_toml
-from verifier.evidence import replay_bundle
+from verifier.check.confirm import Event
+from verifier.evidence import read_bundle, replay_bundle
 
 
 def quarantined(mesh: Mesh) -> dict[int, int]:
@@ -49,10 +50,24 @@ def test_an_audit_convicts_what_the_screen_cannot_see_and_the_bundle_replays(tmp
     )
     asyncio.run(mesh.train())
     assert set(quarantined(mesh)) == {5}
-    bundles = [p for p in tmp_path.glob("seat-*/evidence/*") if p.is_dir()]
+    bundles = [p.parent for p in tmp_path.glob("seat-*/evidence/*/manifest.json")]
     assert bundles, "no evidence was written"
+    told = [v for events in mesh.events for v in events.verdicts if v["kind"] == "confirmed"]
     for bundle in bundles:
-        assert replay_bundle(bundle).verdict.kind.value.upper() == "VIOLATION"
+        result = replay_bundle(bundle)
+        assert result.verdict.kind.value.upper() == "VIOLATION" and result.as_stated
+        assert all(check.ok for check in result.checks), result.lines()
+        history = [one.event for one in read_bundle(bundle).history]
+        names = {check.name for check in result.checks}
+        assert history[0] is Event.AUDIT
+        if history[-1] is Event.REPLAY_REFUTED:  # the cheat was asked to replay somebody else's frame
+            assert not {"screening", "replay 0"} & names
+        else:
+            assert Event.RECOMPUTE_DISAGREES in history
+            assert "screening" in names, "with the baseline before the frame"
+            assert (Event.REPLAY_UPHELD in history) == ("replay 0" in names)
+        assert [one.to_json() for one in read_bundle(bundle).history] in [v["history"] for v in told]
+    assert {v["verdict"] for v in told} == {"ACCEPT", "VIOLATION"}, "what an audit cleared is told as well"
 
 
 def test_without_confirmation_nothing_is_caught(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from sentinel_market.wire.tensors import all_finite
 from verifier.check import paper
 from verifier.check.baseline import FRAME_METRICS, Baseline
 from verifier.check.fences import fences
@@ -88,7 +89,7 @@ def screen(frame: Frame, baseline: Baseline, policy: Policy) -> Screening:
     if frame.is_silent or out is None:
         return plain(Verdict(VerdictKind.ACCEPT, "no tensor is due here; the sketch is judged by recompute"))
     if not policy.screens:
-        if bool(torch.isfinite(out).all()):
+        if all_finite(out):
             return plain(Verdict(VerdictKind.ACCEPT, "policy none: structure only"))
         return plain(Verdict(VerdictKind.SUSPECT, "nonfinite: NaN or Inf in the frame"))
     if policy.name == "paper":
@@ -126,7 +127,7 @@ def _screen_tensor(out: torch.Tensor, frame: Frame, baseline: Baseline, policy: 
 
 def _screen_paper(out: torch.Tensor, frame: Frame, baseline: Baseline, policy: Policy, in_warmup: bool) -> Screening:
     if frame.is_loss:
-        if bool(torch.isfinite(out).all()):
+        if all_finite(out):
             verdict = Verdict(VerdictKind.ACCEPT, "policy paper: the last stage's loss is taken on trust")
         else:
             verdict = Verdict(VerdictKind.SUSPECT, "nonfinite: NaN or Inf in the loss")

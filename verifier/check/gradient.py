@@ -30,7 +30,7 @@ WIDER = {"norm": 1.5, "align": 1.05, "peers": 1.05, "ratio": 1.2, "apart": 1.2}
 EARLY = {"align": 0.15, "peers": 0.15, "ratio": 0.1, "apart": 0.12}
 # In warm-up there may be no window yet. An honest mean is the common gradient plus noise: its projection on the others'
 # mean is at most about one of theirs, and it does not point away from them.
-SCALED = 1.5
+SCALED = 1.7
 OPPOSED = -0.05
 STEADY_ROWS = 8
 LEAST_STEADY = 4

@@ -286,7 +286,7 @@ def _middle(values: Array, count: int) -> float:
     upper: float = values[half]
     if count % 2:
         return upper
-    lower = values[0]
+    lower: float = values[0]
     for i in range(1, half):
         lower = max(lower, values[i])
     return 0.5 * (lower + upper)

@@ -36,12 +36,12 @@ class Policy:
     straight_share_ppm: int = 250_000  # confirmations that skip the replay and go to recompute
     paper_metrics: str = "l1,l2,sfr,sw"  # policy paper: a subset is an ablation
     paper_ema: bool = True  # policy paper: False is the ablation without an average (beta = 0)
-    paper_k: float = 1.5  # Q3 + k IQR at the start (Tukey); then it follows the boundary's own flags
-    paper_k_min: float = 0.5
+    paper_k: float = 2.5  # Q3 + k IQR at the start; then it follows the boundary's own flags
+    paper_k_min: float = 1.0
     paper_k_max: float = 6.0
     paper_target_flags_ppm: int = 5_000  # the paper keeps false positives under 1 %
     paper_warmup_steps: int = 40  # taken to be honest, as in the paper (about 1000 steps there); nothing is flagged
-    paper_strikes: int = 5  # a flag is a strike
+    paper_strikes: int = 6  # a flag is a strike; a cheat in each microbatch is banned in its sixth step
     paper_forgive: int = 10  # clean checks in a row that forgive all strikes
     alpha_ppm: int = 100  # policy screen: chance of a false ban a worker and job, at most
 
