@@ -125,7 +125,7 @@ class LowPrecision(_Lazy):
     def run(self, stage: Stage, x: Tensor, context: AttackContext) -> Tensor:  # noqa: ARG002
         """f(x; w) -> round(f(x; round(w))); gradients pass the rounding straight through."""
         y = stage.forward(x)
-        return y + (round_mantissa(y.detach(), self.bits) - y.detach())
+        return (y - y.detach()) + round_mantissa(y.detach(), self.bits)
 
 
 class Surrogate(_Lazy):
