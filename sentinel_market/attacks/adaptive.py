@@ -83,7 +83,7 @@ class InvisibleNoise(FrameAttack):
 
     def _history(self, tensor: Tensor, context: AttackContext) -> Tensor:
         key = f"band/{context.direction}"
-        known, found = cast("Tensor | None", context.memory.get(key)), tensor.detach().clone()
+        known, found = cast("Tensor | None", context.memory.get(key)), finite(tensor.detach(), tensor)
         if known is not None and known.shape[1:] == found.shape[1:]:
             found = torch.cat((known.to(found), found))[-_HISTORY:]
         context.memory[key] = found

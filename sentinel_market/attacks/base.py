@@ -106,7 +106,8 @@ def finite(tensor: Tensor, like: Tensor) -> Tensor:
     An attack that sends Inf is caught by the structural check at once; these are meant to get past it.
     """
     limit = torch.finfo(like.dtype).max
-    return torch.nan_to_num(tensor.clamp(-limit, limit), nan=0.0).to(like.dtype)
+    wide = tensor.to(torch.promote_types(tensor.dtype, like.dtype))  # where the limit is a number, too
+    return torch.nan_to_num(wide.clamp(-limit, limit), nan=0.0).to(like.dtype)
 
 
 def derived(*parts: int) -> int:

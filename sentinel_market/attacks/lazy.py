@@ -102,8 +102,7 @@ class SkipLayers(_Lazy):
 
 def round_mantissa(tensor: Tensor, bits: int) -> Tensor:
     """To ``bits`` bits behind the leading one, ties to even; bfloat16 has 7, half precision 10, fp32 23."""
-    # In double: the power of two of a number near the largest fp32 is itself out of its range.
-    mantissa, exponent = torch.frexp(tensor.double())
+    mantissa, exponent = torch.frexp(tensor)
     scale = 2.0 ** (bits + 1)
     return finite(torch.ldexp(torch.round(mantissa * scale) / scale, exponent), tensor)
 

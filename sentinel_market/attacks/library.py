@@ -187,7 +187,7 @@ class Delay(FrameAttack):
         """Keep a copy of the step's first honest frame, and no more than the ``num_steps`` + 1 latest steps."""
         history = self._history(context)
         if context.step not in history:
-            history[context.step] = tensor.detach().clone()
+            history[context.step] = finite(tensor.detach(), tensor)
         for step in [step for step in history if step < context.step - self.num_steps]:
             del history[step]
 

@@ -42,7 +42,7 @@ def add_to(bench: click.Group) -> None:
         Four modes take turns: unverified, screen only, the default policy, and every unit done twice. The same command
         goes on where FILE.jsonl stops. Exit code 0 whatever the figures say; they are printed with their limits.
         """
-        from sentinel_market.sim.cost import CostSettings, figures, measure, quick_sizes, report
+        from sentinel_market.cost.live import CostSettings, figures, measure, quick_sizes, report
         from sentinel_market.sim.resume import lines_path
 
         settings = CostSettings(**sizes)
@@ -64,7 +64,7 @@ def add_to(bench: click.Group) -> None:
     @click.option("--json", "file", type=click.Path(path_type=Path), help="Write the numbers to FILE.")
     def check(app: App, dims: tuple[int, ...], tokens: tuple[int, ...], file: Path | None) -> None:
         """The check of one frame beside the least loop over the same arrays, and what a worker needs of verifiers."""
-        from sentinel_market.sim.cost_check import DIMS, TOKENS, measure_all, needs, speeds
+        from sentinel_market.cost.check import DIMS, TOKENS, measure_all, needs, speeds
 
         found = measure_all(dims or DIMS, tokens or TOKENS, app.say)
         hash_gbs, recover_seconds = speeds()

@@ -22,8 +22,8 @@ def quarantined(mesh: Mesh) -> dict[int, int]:
 @pytest.mark.parametrize(
     ("attacks"),
     [
-        {4: ("sign_flip", 0), 8: ("grad_noise", 12), 0: ("identity", 20)},
-        {1: ("sign_flip", 15), 9: ("grad_noise", 0), 7: ("identity", 8)},
+        {4: ("sign_flip", 0), 8: ("noise:direction=backward", 12), 0: ("identity", 20)},
+        {1: ("sign_flip", 15), 9: ("noise:direction=backward", 0), 7: ("identity", 8)},
     ],
 )
 def test_the_three_attacks_are_caught_within_three_steps(tmp_path: Path, attacks: dict[int, tuple[str, int]]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from sentinel_market.attacks import get_attack
 from sentinel_market.errors import ProtocolError
 from sentinel_market.models.init import init_flat
 from sentinel_market.models.jobs import model_config
@@ -87,7 +88,7 @@ def test_the_gradient_is_the_sum_over_the_set_and_each_sketch_is_its_own_share(s
     for index in range(4):
         if stage_index == 1:
             x, incoming = activation(index), tokens(index)
-            _, done = stage.loss(x.clone(), incoming)
+            _, done = stage.loss(index, x.clone(), incoming)
         else:
             x, incoming = tokens(index), activation(index)
             stage.forward(("0xA", index), index, x)
@@ -115,10 +116,42 @@ def test_one_poisoned_gradient_does_not_spoil_the_sketch_of_the_next_microbatch(
 
 def test_a_task_that_fails_in_the_middle_adds_nothing_to_the_sum() -> None:
     stage = runner(1)
-    stage.loss(activation(0), tokens(0))
+    stage.loss(0, activation(0), tokens(0))
     before = stage.gradient()
     with pytest.raises((IndexError, RuntimeError)):
-        stage.loss(activation(1), tokens(1) + 100_000)
+        stage.loss(1, activation(1), tokens(1) + 100_000)
     with pytest.raises((IndexError, RuntimeError)):
         runner(0).forward(("0xA", 1), 0, tokens(1) - 100_000)
     assert torch.equal(stage.gradient(), before)
+
+
+@pytest.mark.parametrize("spec", ["skip_layers:share=1", "low_precision:bits=2", "stale_weights:age=1"])
+def test_a_lazy_worker_at_the_last_stage_names_the_loss_of_what_it_computed(spec: str) -> None:
+    """Its loss, its outgoing gradient and its sketch belong together; from the onset on none is the agreed one."""
+    honest, lazy = runner(1), runner(1)
+    lazy.attack = get_attack(spec, seed=0, onset=1)
+    for step in range(2):
+        for stage in (honest, lazy):
+            stage.load(step, init_flat(CONFIG, 1, 2, step), b"h" * 32)
+        found = [stage.loss(0, activation(3), tokens(4)) for stage in (honest, lazy)]
+        (agreed_loss, agreed_done), (lazy_loss, lazy_done) = found
+        pairs = [
+            (agreed_loss, lazy_loss),
+            (agreed_done.sketch, lazy_done.sketch),
+            (honest.gradient(), lazy.gradient()),
+        ]
+        for agreed, sent in pairs:
+            assert torch.equal(agreed, sent) == (step == 0)
+            assert sent.isfinite().all()
+        assert torch.allclose(Sketch(1, step).sketch(lazy.gradient()), lazy_done.sketch, rtol=1e-4, atol=1e-5)
+    assert lazy.first_attacked_step == 1
+
+
+def test_the_sum_that_a_liar_hands_in_is_the_same_each_time_it_is_asked() -> None:
+    liar = runner(0)
+    liar.attack = get_attack("ipm:consistent=0", seed=0, onset=0)
+    liar.forward(("0xA", 1), 0, tokens(0))
+    done = liar.backward(("0xA", 1), activation(0))
+    first, second = liar.gradient(), liar.gradient()
+    assert torch.equal(first, second)
+    assert not torch.allclose(Sketch(1, 0).sketch(first), done.sketch, rtol=1e-3)

@@ -20,6 +20,7 @@ import torch
 
 from sentinel_market.chain.eip712 import Domain
 from sentinel_market.chain.signing import HotKey
+from sentinel_market.cost.clock import Clock, leave_out
 from sentinel_market.data.corpus import load_corpus
 from sentinel_market.domain.job_spec import JobSpec, parse_job
 from sentinel_market.domain.quote import QuoteParams
@@ -27,7 +28,6 @@ from sentinel_market.errors import Fatal
 from sentinel_market.models.init import init_flat
 from sentinel_market.models.jobs import frame_shapes, model_config
 from sentinel_market.ports import BlobStore, Court, Deployment, Escrow, Money, SeatInfo, SlotInfo, SlotState
-from sentinel_market.sim.cost_clock import Clock, leave_out
 from sentinel_market.wire import relay_pb2 as pb
 from sentinel_market.wire import tensors
 from sentinel_market.wire.tensors import encode

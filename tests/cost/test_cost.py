@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from sentinel_market.cost.check import measure, needs
+from sentinel_market.cost.clock import SERVING, Clock, leave_out
+from sentinel_market.cost.live import CostSettings, Run, figures, parts_of, read_runs, report
 from sentinel_market.errors import ConfigError
-from sentinel_market.sim.cost import CostSettings, Run, figures, parts_of, read_runs, report
-from sentinel_market.sim.cost_check import measure, needs
-from sentinel_market.sim.cost_clock import SERVING, Clock, leave_out
 
 
 def burn(seconds: float) -> None:
@@ -142,7 +142,7 @@ def test_what_a_stripped_worker_signs_nobody_else_accepts() -> None:
     """In a process of its own: the switch holds until the process ends."""
     code = """
 from sentinel_market.chain import signing
-from sentinel_market.sim.cost_clock import leave_out
+from sentinel_market.cost.clock import leave_out
 import worker.session, verifier.answers
 key = signing.HotKey(bytes(31) + b"\\x01")
 honest = signing.recover(bytes(32), key.sign(bytes(32)))

@@ -22,8 +22,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from sentinel_market.cost.node import Plan, run_node
 from sentinel_market.errors import ConfigError, Fatal
-from sentinel_market.sim.cost_node import Plan, run_node
 from verifier.check.policy import PPM, Policy
 
 MODES = ("unverified", "screen", "default", "duplicated")
@@ -176,7 +176,7 @@ def run_mode(settings: CostSettings, mode: str, number: int) -> Run:
             home=Path(name),
         )
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["sentinel_market.sim.cost_node"])
+        context.set_forkserver_preload(["sentinel_market.cost.node"])
         processes: dict[str, ForkServerProcess] = {}
         try:
             for node in plan.names():
