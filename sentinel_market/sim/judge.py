@@ -201,9 +201,18 @@ class Judge:
                 agrees = all(c.agrees for c in self._against(claim, Reference(replay.output, replay.gradient)))
                 events.append(Event.REPLAY_AGREES if agrees else Event.REPLAY_DISAGREES)
             elif not self._recompute_allowed:
-                # Without a recompute the replica's word stands: what the test of colluding confirmers switches off.
-                self._convict(claim.slot, "a replay disagrees (recompute switched off)")
-                return False
+                # Recompute switched off: the majority of accused and two replicas decides, accomplices included.
+                rest = [slot for slot in others if replay is None or slot != replay.slot]
+                second = self._replay(claim, self._rng.choice(rest)) if rest else None
+                agrees = second is None or all(
+                    c.agrees for c in self._against(claim, Reference(second.output, second.gradient))
+                )
+                if agrees:
+                    engine.accept(claim.stage, claim.direction, screening)
+                    self._accepted(claim)
+                else:
+                    self._convict(claim.slot, "two replays disagree (recompute switched off)")
+                return agrees
             elif step.action is Action.RECOMPUTE:
                 reference = self.recompute(claim)
                 if self._at_edge(reference):

@@ -19,8 +19,8 @@ class RunSettings:
     ``malicious``: share of the replicas of each stage where the attack can act, rounded. ``attack``: a specification
     as of ``sentinel_market.attacks.get_attack``; empty for a clean run. ``policy``: one of ``verifier.check.Policy``,
     or ``unverified``. ``collude``: accomplices vouch for each other when asked for a replay. ``corrupt_drivers``: so
-    many drivers are in the plot and accept whatever an accomplice sends. ``recompute``: False gives replicas that
-    replay the last word, so that colluding confirmers get away (a test shows with it that recomputes matter).
+    many drivers are in the plot and accept whatever an accomplice sends. ``recompute``: False lets the
+    majority of the accused and two replicas decide (a test shows with it what recomputes are for).
     """
 
     replicas: int = 8

