@@ -9,6 +9,7 @@ import blake3
 import torch
 from torch import Tensor
 
+from sentinel_market.errors import ConfigError
 from sentinel_market.models.stage import Stage
 
 FORWARD = 0
@@ -154,7 +155,10 @@ class ScheduledAttack:
     # ---- frames
 
     def apply(self, tensor: Tensor, context: AttackContext) -> Tensor:
-        """The tensor to send: untouched before the onset, in other directions, at other stages, or when empty."""
+        """The tensor to send: untouched before the onset, in other directions, at other stages, or when empty.
+
+        ConfigError when a user's attack gives anything but a tensor of the same shape and type.
+        """
         if (
             context.direction not in self.attack.directions
             or context.stage not in self.attack.stages(context.num_stages)
@@ -167,7 +171,16 @@ class ScheduledAttack:
                 observe(tensor, context)
             return tensor
         with torch.no_grad():
-            return self.attack(tensor, self._prepared(context))
+            return self._checked(self.attack(tensor, self._prepared(context)), tensor)
+
+    def _checked(self, sent: object, honest: Tensor) -> Tensor:
+        if isinstance(sent, Tensor) and sent.shape == honest.shape and sent.dtype == honest.dtype:
+            return sent
+        what = f"{sent.dtype} {list(sent.shape)}" if isinstance(sent, Tensor) else type(sent).__name__
+        raise ConfigError(
+            f"attack {self.name!r} gave {what} for {honest.dtype} {list(honest.shape)}; "
+            "return a tensor of the same shape and type"
+        )
 
     def _prepared(self, context: AttackContext) -> AttackContext:
         secret = self.seed if self.share_seed is None else self.share_seed
@@ -197,7 +210,9 @@ class ScheduledAttack:
     def loss(self, stage: Stage, x: Tensor, targets: Tensor, context: AttackContext) -> Tensor:
         """In place of ``stage.token_loss(x, targets)``: as agreed unless the attack has a ``loss`` of its own."""
         own = getattr(self.attack, "loss", None)
-        losses: Tensor = stage.token_loss(x, targets) if own is None else own(stage, x, targets, context)
+        if own is None:
+            return stage.token_loss(x, targets)
+        losses: Tensor = own(stage, x, targets, self._prepared(context))
         return losses
 
     # ---- the data-parallel axis
@@ -215,4 +230,4 @@ class ScheduledAttack:
         if not isinstance(attack, GradientAttack) or attack.consistent is not consistent:
             return flat
         with torch.no_grad():
-            return attack.gradient(flat, context, active=self.active(context.step))
+            return self._checked(attack.gradient(flat, context, active=self.active(context.step)), flat)

@@ -17,7 +17,6 @@ from torch import Tensor
 from sentinel_market.attacks import adaptive, lazy, library, parallel
 from sentinel_market.attacks.base import Attack, AttackContext, ScheduledAttack
 from sentinel_market.attacks.library import FrameAttack
-from sentinel_market.errors import ConfigError
 
 _Parameter = int | float | str
 _ATTACKS: Final[dict[str, Callable[..., Attack]]] = {
@@ -119,15 +118,8 @@ class FunctionAttack(FrameAttack):
         self._function = function
 
     def __call__(self, tensor: Tensor, context: AttackContext) -> Tensor:
-        """Whatever the function gives; ConfigError unless that is a tensor of the same shape and type."""
-        found = self._function(tensor.clone(), context)
-        if not isinstance(found, Tensor) or found.shape != tensor.shape or found.dtype != tensor.dtype:
-            what = f"{found.dtype} {list(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
-            raise ConfigError(
-                f"attack {self.name!r} gave {what} for {tensor.dtype} {list(tensor.shape)}; "
-                "return a tensor of the same shape and type"
-            )
-        return found
+        """Whatever the function gives; it works on a copy."""
+        return self._function(tensor.clone(), context)
 
 
 def _value(text: str) -> _Parameter:
@@ -152,7 +144,8 @@ def _parameters(spec: str, text: str) -> dict[str, _Parameter]:
 def _load(spec: str, module: str, name: str) -> object:
     try:
         found: object = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, SyntaxError, TypeError, ValueError) as error:
+        # The last two: what a module name such as "" or ".mine" gives.
         raise ValueError(
             f"attack {spec!r}: cannot load {name!r} of module {module!r} ({error}); "
             f"give module:object, or one of {', '.join(names())}"
@@ -187,7 +180,10 @@ def _build(spec: str, found: object, name: str, parameters: dict[str, _Parameter
             return FunctionAttack(function, name, **parameters)  # type: ignore[arg-type]
         made = found(**parameters)
     except TypeError as error:
-        raise ValueError(f"attack {spec!r}: {error}") from error
+        raise ValueError(
+            f"attack {spec!r}: {error}; give parameters that it has, and as your own a callable (tensor, context), "
+            "or a class or function whose parameters all have defaults"
+        ) from error
     if not isinstance(made, Attack):
         raise ValueError(
             f"attack {spec!r} gave {type(made).__name__}, which lacks one of name, directions, stages, __call__"

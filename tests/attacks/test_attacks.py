@@ -27,6 +27,7 @@ from sentinel_market.errors import ConfigError
 from sentinel_market.models.config import ModelConfig
 from sentinel_market.models.init import init_flat
 from sentinel_market.models.sketch import Sketch
+from sentinel_market.models.stage import Stage
 from worker.compute import StageRunner
 
 NUM_STAGES = 4
@@ -404,6 +405,29 @@ def cuts(x: Tensor, context: AttackContext) -> Tensor:
     return x[:1]
 
 
+def nothing(x: Tensor, context: AttackContext) -> None:
+    """Forgets to return."""
+
+
+def one(x: Tensor) -> Tensor:
+    return x
+
+
+def three(x: Tensor, context: AttackContext, how: float) -> Tensor:
+    return x * how
+
+
+def in_place(x: Tensor, context: AttackContext) -> Tensor:
+    return x.mul_(2)
+
+
+class Thirds:
+    """A callable object without the rest of the protocol."""
+
+    def __call__(self, x: Tensor, context: AttackContext) -> Tensor:
+        return x / 3
+
+
 class Halved:
     """A user's attack."""
 
@@ -420,10 +444,46 @@ class Halved:
         return x * self.factor
 
 
+class Widened(Halved):
+    """A class that gives another type than it got."""
+
+    def __call__(self, x: Tensor, context: AttackContext) -> Tensor:
+        return x.double()
+
+
+class Shortened(Halved):
+    """A lie about the parameter gradient that is too short."""
+
+    consistent = True
+
+    def gradient(self, flat: Tensor, context: AttackContext, *, active: bool) -> Tensor:
+        return flat[1:] if active else flat
+
+
+class Guessed(Halved):
+    """Replaces the computation at the last stage, loss included, by noise."""
+
+    directions = frozenset({FORWARD, BACKWARD})
+
+    def weights(self, flat: Tensor, stage: int, step: int, memory: dict[str, object]) -> Tensor:
+        return flat
+
+    def run(self, stage: Stage, x: Tensor, context: AttackContext) -> Tensor:
+        return x + torch.randn(x.shape, generator=context.rng)
+
+    def loss(self, stage: Stage, x: Tensor, targets: Tensor, context: AttackContext) -> Tensor:
+        return torch.rand(targets.shape, generator=context.rng)
+
+    def __call__(self, x: Tensor, context: AttackContext) -> Tensor:
+        return x
+
+
 @pytest.fixture
 def users_module(monkeypatch: pytest.MonkeyPatch) -> str:
     module = types.ModuleType("users_attacks")
     module.__dict__.update(Halved=Halved, ready=Halved(0.25), number=3, NotOne=dict, halves=halves, cuts=cuts)
+    module.__dict__.update(nothing=nothing, one=one, three=three, in_place=in_place, thirds=Thirds())
+    module.__dict__.update(Widened=Widened, Shortened=Shortened, Guessed=Guessed)
     monkeypatch.setitem(sys.modules, "users_attacks", module)
     return "users_attacks"
 
@@ -436,8 +496,39 @@ def test_a_users_own_attack(users_module: str) -> None:
     assert make(f"{users_module}:ready").name == "halved"
     assert torch.equal(run(make(f"{users_module}:halves"), x), x / 2)
     assert torch.equal(run(make(f"{users_module}:halves:direction=backward"), x, stage=1), x / 2)
-    with pytest.raises(ConfigError, match=re.escape("'cuts' gave torch.float32 [1, 32, 16]")):
-        run(make(f"{users_module}:cuts"), x)
+    assert torch.equal(run(make(f"{users_module}:thirds"), x), x / 3)
+    assert torch.equal(run(make(f"{users_module}:in_place"), x), x * 2), "a plain callable works on a copy"
+    assert torch.equal(run(make(f"{users_module}:halves:duty=2"), x, step=11), x), "the schedule is for all"
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [("cuts", "torch.float32 [1, 32, 16]"), ("nothing", "NoneType"), ("Widened", "torch.float64 [4, 32, 16]")],
+)
+def test_a_users_attack_that_gives_no_such_tensor_is_told_so(users_module: str, name: str, given: str) -> None:
+    shown = "halved" if name == "Widened" else name
+    message = f"attack '{shown}' gave {given} for torch.float32 [4, 32, 16]; return a tensor of the same shape and type"
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        run(make(f"{users_module}:{name}"), tensor())
+
+
+def test_a_users_lie_about_the_gradient_has_its_length(users_module: str) -> None:
+    made = runner(f"{users_module}:Shortened")
+    with pytest.raises(ConfigError, match="attack 'halved' gave"):
+        passed(made)
+
+
+def test_a_users_own_loss_is_drawn_alike_by_accomplices(users_module: str) -> None:
+    losses = []
+    for seed in (1, 2):
+        attack = get_attack(f"{users_module}:Guessed:share_seed=4", seed=seed, onset=0)
+        made = StageRunner(CONFIG, 3, 4, 1, attack)
+        made.load(0, init_flat(CONFIG, 3, 4, 0), b"")
+        targets = torch.zeros((2, 8), dtype=torch.int64)
+        losses += [made.loss(microbatch, tensor(0, (2, 8, 16)), targets)[0] for microbatch in (0, 1)]
+        assert not made.gradient().any()
+    assert torch.equal(losses[0], losses[2]) and torch.equal(losses[1], losses[3])
+    assert not torch.equal(losses[0], losses[1])
 
 
 @pytest.mark.parametrize(
@@ -460,6 +551,17 @@ def test_a_users_own_attack(users_module: str) -> None:
         ("users_attacks:number", "neither an attack nor a callable"),
         ("users_attacks:NotOne", "gave dict, which lacks one of name"),
         ("users_attacks:ready:factor=1", "takes no parameters"),
+        ("users_attacks:halves:colour=1", "unexpected keyword argument 'colour'; give parameters that it has"),
+        (
+            "users_attacks:one",
+            "missing 1 required positional argument: 'x'; give parameters that it has, and as your own",
+        ),
+        (
+            "users_attacks:three",
+            "a callable (tensor, context), or a class or function whose parameters all have defaults",
+        ),
+        (":Thing", "cannot load 'Thing' of module ''"),
+        (".mine:Thing", "cannot load 'Thing' of module '.mine'"),
         ("zeros:duty=0", "duty is 0"),
         ("zeros:duty=0.5", "duty is 0.5"),
         ("stale_weights:age=0", "age is 0"),

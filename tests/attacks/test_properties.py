@@ -15,7 +15,9 @@ from sentinel_market.attacks import names as shipped
 from sentinel_market.attacks.lazy import round_mantissa
 from sentinel_market.models.config import ModelConfig
 from sentinel_market.models.init import init_flat
+from sentinel_market.models.sketch import Sketch
 from sentinel_market.models.stage import Stage
+from worker.compute import StageRunner
 
 FRAMES = [name for name in shipped() if directions(name) == ("forward", "backward")]
 PARALLEL = [name for name in shipped() if directions(name) == ("gradient",)]
@@ -54,6 +56,51 @@ def test_any_shape_and_size_gives_a_finite_frame_and_leaves_the_arguments(
         assert sent.shape == x.shape and sent.dtype == dtype and sent.isfinite().all()
         assert all(torch.equal(a, b) for a, b in zip((x, given_, incoming), kept, strict=True))
         assert step >= 2 or sent is x
+
+
+KEEP_LOSSES = ("invisible_noise", "ema_mimic", "delta_mimic", "threshold")
+
+
+@pytest.mark.parametrize("name", shipped())
+@settings(max_examples=8, deadline=None)
+@given(
+    batch=st.integers(1, 4),
+    length=st.integers(1, 9),
+    size=st.sampled_from([0.0, 1e-40, 1.0, 3e38]),
+    consistent=st.booleans(),
+)
+def test_a_loss_stays_finite_too_and_the_mimics_leave_it(
+    name: str, batch: int, length: int, size: float, consistent: bool
+) -> None:
+    spec = f"{name}:direction=both" if name in FRAMES else name
+    attack = get_attack(spec, seed=3, onset=2)
+    for step in range(5):
+        loss = draw(step, batch if consistent else 1 + step % batch, length).clamp(-1, 1).abs() * size
+        kept, given_ = loss.clone(), draw(step + 50, batch, length, 4)
+        sent = attack.apply(loss, context_of(attack, step, stage=2, input=given_))
+        assert sent.shape == loss.shape and sent.dtype == loss.dtype and sent.isfinite().all()
+        assert torch.equal(loss, kept)
+        if step < 2 or name in KEEP_LOSSES or name in PARALLEL:
+            assert sent is loss
+
+
+@pytest.mark.parametrize("name", FRAMES)
+def test_a_forward_attack_leaves_the_loss_of_the_last_stage(name: str) -> None:
+    attack = get_attack(name, seed=3, onset=0)
+    loss = draw(0, 2, 5)
+    assert attack.apply(loss, context_of(attack, 4, stage=2)) is loss
+
+
+@pytest.mark.parametrize("name", FRAMES)
+def test_between_the_steps_of_a_duty_cycle_a_worker_is_honest_to_the_bit(name: str) -> None:
+    attack = get_attack(f"{name}:duty=4", seed=3, onset=2)
+    cheated = []
+    for step in range(16):
+        x = draw(step, 2, 3, 4)
+        sent = attack.apply(x, context_of(attack, step, input=draw(step + 50, 2, 3, 4)))
+        if sent is not x:
+            cheated.append(step)
+    assert set(cheated) <= {2, 6, 10, 14} and (cheated or name == "threshold")
 
 
 @pytest.mark.parametrize("name", FRAMES)
@@ -229,6 +276,26 @@ def test_a_sum_asked_for_twice_in_one_step_is_the_same_sum(name: str) -> None:
         total = draw(step, 20)
         asked = [attack.submitted(total, context_of(attack, step, BACKWARD, microbatch=-1)) for _ in range(2)]
         assert torch.equal(*asked)
+
+
+def test_what_alie_hands_in_contradicts_its_sketches_once_it_knows_a_deviation() -> None:
+    total, sketches = {}, {}
+    for consistent in (0, 1):
+        attack = get_attack(f"alie:z=4,consistent={consistent}", seed=0, onset=1)
+        made = StageRunner(CONFIG, 1, 4, 1, attack)
+        for step in range(2):
+            made.load(step, init_flat(CONFIG, 1, 4, 0), b"")
+            parts = []
+            for index in range(4):
+                made.forward(("v", index), index, draw(4 * step + index, 2, 8, 16))
+                parts.append(made.backward(("v", index), draw(4 * step + index + 50, 2, 8, 16)).sketch)
+            total[consistent], sketches[consistent] = made.gradient(), torch.stack(parts).sum(0)
+        assert made.first_attacked_step == 1
+        size = float(total[consistent].norm())
+        agrees = torch.allclose(
+            Sketch(1, 1).sketch(total[consistent]), sketches[consistent], rtol=1e-4, atol=1e-4 * size
+        )
+        assert agrees == bool(consistent)
 
 
 @pytest.mark.parametrize("name", ["alie", "ipm"])

@@ -197,6 +197,58 @@ def test_no_position_sees_the_future() -> None:
     assert not torch.allclose(stage(tokens)[:, 7:], stage(changed)[:, 7:])
 
 
+def test_using_computes_with_the_weights_it_is_given_and_then_forgets_them() -> None:
+    tokens, targets = data()
+    own, other = build(1, seed=3)[0], build(1, seed=4)[0]
+    before, expected = own.token_loss(tokens, targets), other.token_loss(tokens, targets)
+    expected.mean().backward()
+    flat = other.flat.clone().requires_grad_()
+    with own.using(flat):
+        loss = own.token_loss(tokens, targets)
+    loss.mean().backward()
+    assert torch.equal(loss, expected)
+    assert flat.grad is not None and torch.equal(flat.grad, other.flat_grad)
+    assert not own.flat_grad.any(), "gradients belong to the weights that were used"
+    with pytest.raises(ValueError, match="seq_len 12"), own.using(flat):
+        own(torch.zeros(1, 13, dtype=torch.int64))
+    assert torch.equal(own.token_loss(tokens, targets), before), "an error inside leaves the stage as it was"
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_using_takes_a_batch_of_workers_at_once() -> None:
+    tokens, _ = data()
+    stages = [build(2, seed=seed)[0] for seed in (1, 2, 3)]
+
+    def forward(flat: Tensor) -> Tensor:
+        with stages[0].using(flat):
+            found: Tensor = stages[0](tokens)
+        return found
+
+    together = torch.func.vmap(forward)(torch.stack([stage.flat for stage in stages]))
+    for stage, found in zip(stages, together, strict=True):
+        torch.testing.assert_close(found, stage(tokens), rtol=1e-5, atol=1e-5)
+
+
+def test_a_skipped_sublayer_adds_nothing_and_gets_no_gradient() -> None:
+    tokens, _ = data()
+    first = build(4)[0]
+    honest, skipped = first(tokens), frozenset({"model.layers.0.self_attn", "model.layers.0.mlp"})
+    with first.skipping(skipped):
+        assert torch.equal(first(tokens), first.embed(tokens))
+    for part in ("self_attn", "mlp"):
+        weight = next(name for name, _ in first.named_parameters() if part in name)
+        silent = build(4)[0]
+        with silent.skipping(frozenset({f"model.layers.0.{part}"})):
+            found = silent(tokens)
+            found.sum().backward()
+        assert not torch.allclose(found, honest) and not torch.allclose(found, first.embed(tokens))
+        gradients = {name: parameter.grad for name, parameter in silent.named_parameters()}
+        grad = gradients[weight]
+        assert grad is not None and not grad.any()
+        assert silent.flat_grad.any()
+    assert torch.equal(first(tokens), honest), "outside, everything is computed again"
+
+
 def test_mistakes_are_named() -> None:
     stage = Stage(CONFIG, 0, 2)
     with pytest.raises(ValueError, match="only the last stage"):
