@@ -19,7 +19,7 @@ from sentinel_market.domain import assignment
 from sentinel_market.domain.ids import BACKWARD, FORWARD
 from sentinel_market.errors import Fatal, PeerGone, ProtocolError
 from sentinel_market.wire import relay_pb2 as pb
-from sentinel_market.wire.tensors import decode, encode
+from sentinel_market.wire.tensors import all_finite, decode, encode
 from verifier.answers import (
     Accepted,
     Answer,
@@ -380,7 +380,7 @@ class Driver:
         goes on, and the baseline learns the move from it.
         """
         tensors = [t for t in (answer.output, answer.gradient, answer.sketch) if t is not None]
-        finite = all(bool(torch.isfinite(t).all()) for t in tensors)
+        finite = all(all_finite(t) for t in tensors)
         if self.context.policy.name == "paper" and finite:
             mean = self.engine.substitute(answer.stage)
             flagged = any(d == BACKWARD and s.verdict.kind is VerdictKind.SUSPECT for d, s in screenings)

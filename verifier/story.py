@@ -38,10 +38,7 @@ class Story:
 
     def to_json(self) -> dict[str, object]:
         """Plain JSON data."""
-        scores = [
-            {"metric": s.metric, "value_e6": s.value_e6, "low_e6": s.low_e6, "high_e6": s.high_e6, "crossed": s.crossed}
-            for s in self.scores
-        ]
+        scores = [{**score.to_json(), "crossed": score.crossed} for score in self.scores]
         chain = [{"event": event, "transaction": transaction} for event, transaction in self.chain]
         return {
             "slot": self.slot,
@@ -62,10 +59,9 @@ def score_rows(scores: Iterable[Score]) -> list[tuple[str, str, str, str, str]]:
 
     rows = []
     for s in sorted(scores, key=lambda one: not one.crossed):
-        low = s.low_e6 is not None and s.value_e6 < s.low_e6
         where = "inside" if s.low_e6 is not None or s.high_e6 is not None else "no fence yet"
         if s.crossed:
-            where = "BELOW" if low else "ABOVE"
+            where = "BELOW" if s.below else "ABOVE"
         rows.append((s.metric, shown(s.value_e6), shown(s.low_e6), shown(s.high_e6), where))
     return rows
 

@@ -95,10 +95,9 @@ def _crossing(verdict: Verdict) -> dict[str, object]:
     """The first score outside its fences, as the coordinator shows it."""
     for score in verdict.scores:
         if score.crossed:
-            low = score.low_e6 is not None and score.value_e6 < score.low_e6
             return {
                 "metric": score.metric,
                 "value_e6": score.value_e6,
-                "fence_e6": score.low_e6 if low else score.high_e6,
+                "fence_e6": score.low_e6 if score.below else score.high_e6,
             }
     return {}

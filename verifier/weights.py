@@ -9,7 +9,7 @@ import torch
 
 from sentinel_market.errors import PeerGone, ProtocolError
 from sentinel_market.models.init import init_flat
-from sentinel_market.models.layout import EMBEDDING, LM_HEAD, ParamSpec, flat_size, layout
+from sentinel_market.models.layout import EMBEDDING, LM_HEAD, flat_size, parameter
 from sentinel_market.wire import relay_pb2 as pb
 from sentinel_market.wire.tensors import decode, encode, encoded_hash
 from verifier.context import SeatContext
@@ -90,5 +90,4 @@ class WeightsStore:
         return self._view(await self.flat(step, last), last, LM_HEAD)
 
     def _view(self, flat: torch.Tensor, stage: int, name: str) -> torch.Tensor:
-        spec: ParamSpec = next(s for s in layout(self.context.config, stage, self.context.num_stages) if s.name == name)
-        return flat[spec.offset : spec.offset + spec.size].view(spec.shape)
+        return parameter(flat, self.context.config, stage, self.context.num_stages, name)

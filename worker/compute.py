@@ -82,8 +82,9 @@ class StageRunner:
         if not self.is_first:
             x = x.requires_grad_(True)
         shown = self.module.embed(x).detach() if self.is_first else x.detach()
-        if self._is_lazy:
-            y = self._lazy.run(self.module, x, self._context(self._lazy, FORWARD, microbatch, shown))
+        lazy = self._lazy()
+        if lazy is not None:
+            y = lazy.run(self.module, x, self._context(lazy, FORWARD, microbatch, shown))
         else:
             y = self.module(x)
         self._kept[key] = _Kept(microbatch, x, y, shown)
@@ -110,8 +111,9 @@ class StageRunner:
         if not self.is_first:
             x = x.requires_grad_(True)
         shown = self.module.embed(x).detach() if self.is_first else x.detach()
-        if self._is_lazy:
-            losses = self._lazy.loss(self.module, x, targets, self._context(self._lazy, FORWARD, microbatch, shown))
+        lazy = self._lazy()
+        if lazy is not None:
+            losses = lazy.loss(self.module, x, targets, self._context(lazy, FORWARD, microbatch, shown))
         else:
             losses = self.module.token_loss(x, targets)
         sketch = self._accumulate(microbatch, losses.mean(), None)
@@ -122,18 +124,13 @@ class StageRunner:
             outgoing = self._attacked(outgoing.detach(), BACKWARD, microbatch, shown=shown)
         return shown_losses, BackwardResult(outgoing, sketch)
 
-    @property
-    def _is_lazy(self) -> bool:
+    def _lazy(self) -> ScheduledAttack | None:
+        """The attack, where it replaces the agreed computation in this step; notes that it does."""
         attack = self.attack
-        lazy = attack is not None and attack.active(self.step) and attack.computes(self.stage, self.num_stages)
-        if lazy and self.first_attacked_step is None:
-            self.first_attacked_step = self.step
-        return lazy
-
-    @property
-    def _lazy(self) -> ScheduledAttack:
-        assert self.attack is not None
-        return self.attack
+        if attack is None or not attack.active(self.step) or not attack.computes(self.stage, self.num_stages):
+            return None
+        self._note_attack()
+        return attack
 
     def _accumulate(self, microbatch: int, output: torch.Tensor, incoming: torch.Tensor | None) -> torch.Tensor:
         assert self._sketch is not None, "weights are loaded before any task is admitted"
@@ -149,9 +146,13 @@ class StageRunner:
         return self._sketch.sketch(found)
 
     def _noticed(self, honest: torch.Tensor, sent: torch.Tensor) -> torch.Tensor:
-        if sent is not honest and self.first_attacked_step is None:
-            self.first_attacked_step = self.step
+        if sent is not honest:
+            self._note_attack()
         return sent
+
+    def _note_attack(self) -> None:
+        if self.first_attacked_step is None:
+            self.first_attacked_step = self.step
 
     def _context(
         self,
@@ -161,15 +162,13 @@ class StageRunner:
         shown: torch.Tensor | None = None,
         incoming: torch.Tensor | None = None,
     ) -> AttackContext:
-        return AttackContext(
+        return attack.context(
             input=shown,
             incoming=incoming,
             step=self.step,
             direction=direction,
             stage=self.stage,
             num_stages=self.num_stages,
-            rng=attack.rng,
-            memory=attack.memory,
             microbatch=microbatch,
         )
 

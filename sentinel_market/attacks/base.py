@@ -152,6 +152,32 @@ class ScheduledAttack:
         """Whether this worker, asked for a replay, vouches for ``slot`` whatever that one sent."""
         return slot in self.accomplices
 
+    def context(
+        self,
+        *,
+        step: int,
+        direction: int,
+        stage: int,
+        num_stages: int,
+        microbatch: int,
+        input: Tensor | None = None,
+        incoming: Tensor | None = None,
+        public: PublicView | None = None,
+    ) -> AttackContext:
+        """What this worker knows of one frame: what is given, and its own random numbers and memory."""
+        return AttackContext(
+            input=input,
+            incoming=incoming,
+            step=step,
+            direction=direction,
+            stage=stage,
+            num_stages=num_stages,
+            rng=self.rng,
+            memory=self.memory,
+            public=public,
+            microbatch=microbatch,
+        )
+
     # ---- frames
 
     def apply(self, tensor: Tensor, context: AttackContext) -> Tensor:

@@ -22,7 +22,7 @@ def to_state_dict(config: ModelConfig, flats: Sequence[Tensor]) -> dict[str, Ten
                 f"the model needs {flat_size(config, stage, num_stages)}"
             )
         for spec in layout(config, stage, num_stages):
-            weights[spec.name] = flat[spec.offset : spec.offset + spec.size].view(spec.shape).clone()
+            weights[spec.name] = spec.of(flat).clone()
     return weights
 
 

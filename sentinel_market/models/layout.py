@@ -9,9 +9,12 @@ its gradient is never written, so neither is its weight.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from sentinel_market.models.config import ALIGNMENT, ModelConfig, stage_layers
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
@@ -30,6 +33,10 @@ class ParamSpec(NamedTuple):
     def size(self) -> int:
         """Number of elements, without padding."""
         return math.prod(self.shape)
+
+    def of(self, flat: Tensor) -> Tensor:
+        """This parameter as a view of its stage's flat buffer [N]."""
+        return flat[self.offset : self.offset + self.size].view(self.shape)
 
 
 def _shapes(config: ModelConfig, stage: int, num_stages: int) -> list[tuple[str, tuple[int, ...]]]:
@@ -67,6 +74,11 @@ def layout(config: ModelConfig, stage: int, num_stages: int) -> tuple[ParamSpec,
         specs.append(ParamSpec(name, shape, offset, decay=len(shape) == 2))
         offset += _padded(math.prod(shape))
     return tuple(specs)
+
+
+def parameter(flat: Tensor, config: ModelConfig, stage: int, num_stages: int, name: str) -> Tensor:
+    """A view of one named parameter in a stage's flat buffer [N]."""
+    return next(spec for spec in layout(config, stage, num_stages) if spec.name == name).of(flat)
 
 
 def flat_size(config: ModelConfig, stage: int, num_stages: int) -> int:

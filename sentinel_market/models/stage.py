@@ -53,10 +53,9 @@ class Stage(nn.Module):
         self._skipped: frozenset[str] = frozenset()
 
     def _add_parameter(self, spec: ParamSpec) -> nn.Parameter:
-        span = slice(spec.offset, spec.offset + spec.size)
-        parameter = nn.Parameter(self.flat[span].view(spec.shape))
+        parameter = nn.Parameter(spec.of(self.flat))
         # With .grad set beforehand, autograd's accumulation adds in place, so it lands in flat_grad.
-        parameter.grad = self.flat_grad[span].view(spec.shape)
+        parameter.grad = spec.of(self.flat_grad)
         *path, leaf = spec.name.split(".")
         module: nn.Module = self
         for part in path:
@@ -82,7 +81,7 @@ class Stage(nn.Module):
         """Inside, the stage computes with views of ``flat`` [N] in place of its own parameters (a batched argument of
         ``torch.func.vmap``, say); gradients then belong to ``flat``."""
         own = self._weights
-        self._weights = {s.name: flat[s.offset : s.offset + s.size].view(s.shape) for s in self.specs}
+        self._weights = {spec.name: spec.of(flat) for spec in self.specs}
         try:
             yield
         finally:

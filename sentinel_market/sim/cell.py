@@ -9,12 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from sentinel_market.errors import ConfigError
-from sentinel_market.sim.settings import UNVERIFIED, RunResult, RunSettings
+from sentinel_market.sim.settings import NO_LOSS, UNVERIFIED, RunResult, RunSettings
 
 CLEAN: Final = "clean"
 """The attack's name in the cell of a run without one."""
-NO_LOSS: Final = 1e9
-"""In place of a loss that is not finite, which JSON cannot hold."""
 _SHOWN: Final = ("stages", "replicas", "malicious", "steps", "model_dim", "onset", "duty", "collude")
 
 
@@ -116,6 +114,13 @@ class Cell:
         return cell
 
 
+# Of the fields that a cell has from its run: those that change their type on the way, and the others.
+_CHANGED: Final = {"val_loss", "banned", "bans_at", "losses"}
+_COPIED: Final = {item.name for item in dataclasses.fields(RunResult)}.intersection(
+    item.name for item in dataclasses.fields(Cell)
+).difference(_CHANGED)
+
+
 def kind(settings: RunSettings) -> str:
     """Which of the three losses a run measures."""
     if settings.policy != UNVERIFIED:
@@ -155,28 +160,7 @@ def cell_of(result: RunResult, attack: str, strength: float | None) -> Cell:
         banned=tuple(result.banned),
         bans_at=dict(result.bans_at),
         losses=tuple(loss if math.isfinite(loss) else NO_LOSS for loss in result.losses),
-        **{
-            name: getattr(result, name)
-            for name in (
-                "precision",
-                "recall",
-                "f1",
-                "honest_bans",
-                "honest_workers",
-                "honest_frames",
-                "flag_rate_honest",
-                "steps_to_quarantine",
-                "confirmations",
-                "recomputes",
-                "audits",
-                "tokens_per_second",
-                "verification_share",
-                "hostile_workers",
-                "first_attack_step",
-                "seconds",
-                "settings",
-            )
-        },
+        **{name: getattr(result, name) for name in _COPIED},
     )
 
 

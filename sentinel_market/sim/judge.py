@@ -16,11 +16,9 @@ import torch
 from torch import Tensor
 
 from sentinel_market.models.sketch import Sketch
-from sentinel_market.sim.mesh import StageMesh
-from sentinel_market.sim.workers import Claim, Roster, Worker
+from sentinel_market.sim.workers import Claim, Roster, Work, Worker
 from verifier.check import (
     Action,
-    Comparison,
     Event,
     Frame,
     Policy,
@@ -36,7 +34,7 @@ from verifier.check import (
     numeric_edge,
 )
 from verifier.check.engine import Engine
-from verifier.check.frame import BACKWARD, FORWARD
+from verifier.check.frame import FORWARD
 
 HONEST_NOISE = 4e-7
 """Relative error of honest replays, the largest measured (docs/verification.md, Measured: tolerance)."""
@@ -62,7 +60,7 @@ class Counters:
 
 @dataclass(frozen=True)
 class Reference:
-    """What a recompute or a replay gave: tensor and, for a backward, the parameter gradient [N]."""
+    """What a recompute gave: tensor and, for a backward, the parameter gradient [N]."""
 
     output: Tensor | None
     gradient: Tensor | None
@@ -110,16 +108,16 @@ class Judge:
         for engine in self._engines:
             engine.begin_step(step)
 
-    def frame(self, claim: Claim) -> Frame:
-        """The claim as the engine sees it."""
+    def frame(self, work: Work, direction: int, slot: int, shown: Tensor | None, output: Tensor | None) -> Frame:
+        """What ``slot`` returns for a row, as the engine sees it."""
         return Frame(
-            output=claim.output,
-            input=claim.shown,
-            direction=claim.direction,
-            stage=claim.stage,
+            output=output,
+            input=shown,
+            direction=direction,
+            stage=work.stage,
             num_stages=len(self._workers),
             step=self._step,
-            worker=claim.slot,
+            worker=slot,
         )
 
     def accepts(self, claim: Claim, driver: int, *, in_the_plot: bool) -> tuple[bool, Screening | None]:
@@ -134,7 +132,7 @@ class Judge:
             self.counters.seconds += time.thread_time() - began
 
     def _judge(self, claim: Claim, engine: Engine) -> tuple[bool, Screening | None]:
-        frame = self.frame(claim)
+        frame = self.frame(claim.work, claim.direction, claim.slot, claim.shown, claim.output)
         screening = engine.screen(frame, claim.row)
         verdict = screening.verdict
         suspect = verdict.kind is not VerdictKind.ACCEPT
@@ -155,7 +153,7 @@ class Judge:
 
     def _count(self, claim: Claim, flagged: bool) -> None:
         c = self.counters
-        if claim.slot in self._roster.hostile and self._roster.attack_of(claim.slot, self._step) is not None:
+        if self._roster.attack_of(claim.slot, self._step) is not None:
             c.hostile_frames += 1
             c.hostile_flags += flagged
         else:
@@ -164,8 +162,12 @@ class Judge:
 
     def _accepted(self, claim: Claim) -> None:
         self.counters.accepted_false += claim.false
-        if self.policy.audits and self._rng.random() < self.policy.audit_share_ppm / 4e6:
+        if self.draws_again(self._rng):
             self.cross_audits.append(claim)
+
+    def draws_again(self, rng: random.Random) -> bool:
+        """The share p / 4 that is looked at after the step: cross-audits of frames, audits of whole gradients."""
+        return self.policy.audits and rng.random() < self.policy.audit_share_ppm / 4e6
 
     def _is_audited(self, claim: Claim, name: bytes) -> bool:
         if not self.policy.audits:
@@ -198,15 +200,13 @@ class Judge:
         while (step := decide(events)).action is not Action.FINAL or step.judge_replayer:
             if step.action is Action.REPLAY:
                 replay = self._replay(claim, self._rng.choice(others))
-                agrees = all(c.agrees for c in self._against(claim, Reference(replay.output, replay.gradient)))
+                agrees = self._agrees(claim, replay)
                 events.append(Event.REPLAY_AGREES if agrees else Event.REPLAY_DISAGREES)
             elif not self._recompute_allowed:
                 # Recompute switched off: the majority of accused and two replicas decides, accomplices included.
                 rest = [slot for slot in others if replay is None or slot != replay.slot]
                 second = self._replay(claim, self._rng.choice(rest)) if rest else None
-                agrees = second is None or all(
-                    c.agrees for c in self._against(claim, Reference(second.output, second.gradient))
-                )
+                agrees = second is None or self._agrees(claim, second)
                 if agrees:
                     engine.accept(claim.stage, claim.direction, screening)
                     self._accepted(claim)
@@ -218,11 +218,11 @@ class Judge:
                 if self._at_edge(reference):
                     events.append(Event.RECOMPUTE_EDGE)
                     continue
-                agrees = all(c.agrees for c in self._against(claim, reference))
+                agrees = self._agrees(claim, reference)
                 events.append(Event.RECOMPUTE_AGREES if agrees else Event.RECOMPUTE_DISAGREES)
             else:
                 assert replay is not None and reference is not None
-                upheld = all(c.agrees for c in self._against(replay, reference))
+                upheld = self._agrees(replay, reference)
                 events.append(Event.REPLAY_UPHELD if upheld else Event.REPLAY_REFUTED)
                 if not upheld:
                     self._convict(replay.slot, "its own replay fails the recompute")
@@ -261,25 +261,27 @@ class Judge:
     def recompute(self, claim: Claim) -> Reference:
         """The seat's own computation of the same work from the canonical weights."""
         self.counters.recomputes += 1
-        mesh: StageMesh = self._workers[claim.stage].mesh
-        done = mesh.forward([claim.row], claim.work.x[None], claim.work.targets[None])
+        worker = self._workers[claim.stage]
+        done = worker.as_agreed(claim.work)
         if claim.direction == FORWARD:
             return Reference(self._noisy(done.output[0].detach()), None)
-        outgoing, gradient = mesh.backward_one(done, claim.incoming)
+        outgoing, gradient = worker.mesh.backward_one(done, claim.incoming)
         return Reference(None if outgoing is None else self._noisy(outgoing), gradient)
 
     def _noisy(self, tensor: Tensor) -> Tensor:
         rms = float(tensor.square().mean().sqrt())
         return tensor + HONEST_NOISE * rms * torch.randn(tensor.shape, generator=self._noise)
 
-    def _against(self, claim: Claim, reference: Reference) -> list[Comparison]:
-        found = []
-        if reference.output is not None and claim.output is not None:
-            found.append(compare(claim.output, reference.output, self.tolerance))
-        if claim.direction == BACKWARD and claim.gradient is not None and reference.gradient is not None:
-            ours, theirs = self._sketch.sketch(claim.gradient), self._sketch.sketch(reference.gradient)
-            found.append(compare_sketch(ours, theirs, self.tolerance))
-        return found
+    def _agrees(self, claim: Claim, reference: Claim | Reference) -> bool:
+        """Whether a claim agrees with a replay or a recompute of the same work: the tensor, and for a backward the
+        sketch of the parameter gradient."""
+        mine, other = claim.output, reference.output
+        if mine is not None and other is not None and not compare(mine, other, self.tolerance).agrees:
+            return False
+        if claim.direction == FORWARD or claim.gradient is None or reference.gradient is None:
+            return True
+        ours, theirs = self._sketch.sketch(claim.gradient), self._sketch.sketch(reference.gradient)
+        return compare_sketch(ours, theirs, self.tolerance).agrees
 
     def _at_edge(self, reference: Reference) -> bool:
         tensors = [t for t in (reference.output, reference.gradient) if t is not None]
@@ -293,7 +295,7 @@ class Judge:
         for claim in self.cross_audits:
             self.counters.audits += 1
             reference = self.recompute(claim)
-            if not self._at_edge(reference) and not all(c.agrees for c in self._against(claim, reference)):
+            if not self._at_edge(reference) and not self._agrees(claim, reference):
                 self._convict(claim.slot, "a cross-audit's recompute disagrees")
         self.counters.seconds += time.thread_time() - began
 
@@ -306,11 +308,10 @@ class Judge:
         """Recompute a replica's whole sum [N] of a step from its rows; convicts, and returns False, if it differs."""
         began = time.thread_time()
         self.counters.recomputes += 1
-        mesh = self._workers[claims[0].stage].mesh
+        worker = self._workers[claims[0].stage]
         total = torch.zeros_like(submitted)
         for claim in claims:
-            done = mesh.forward([claim.row], claim.work.x[None], claim.work.targets[None])
-            total += mesh.backward_one(done, claim.incoming)[1]
+            total += worker.mesh.backward_one(worker.as_agreed(claim.work), claim.incoming)[1]
         agrees = compare_sketch(submitted, total, self.tolerance).agrees
         if not agrees:
             self._convict(slot, "the recompute of its whole gradient disagrees")

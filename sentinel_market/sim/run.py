@@ -24,11 +24,12 @@ from sentinel_market.models.optimizer import AdamWConfig
 from sentinel_market.models.plain import evaluate
 from sentinel_market.sim.judge import Judge
 from sentinel_market.sim.mesh import Pass, StageMesh
-from sentinel_market.sim.settings import UNVERIFIED, RunResult, RunSettings
+from sentinel_market.sim.settings import NO_LOSS, UNVERIFIED, RunResult, RunSettings
 from sentinel_market.sim.workers import BaselineView, Claim, Roster, Work, Worker, as_tensor
+from sentinel_market.wire.tensors import all_finite
 from verifier.check import Policy, Screening, VerdictKind, robust
 from verifier.check.engine import Engine
-from verifier.check.frame import BACKWARD, FORWARD, Frame
+from verifier.check.frame import BACKWARD, FORWARD
 
 PAPER_MARGIN = 5
 """Steps between the end of policy ``paper``'s warm-up and the onset of the attacks."""
@@ -293,9 +294,7 @@ class Simulation:
                 computed, usual = worker.mesh.backward_one(done, incoming), done.honest
 
     def _head(self) -> Tensor:
-        module = self.meshes[-1].module
-        spec = next(spec for spec in module.specs if spec.name == LM_HEAD)
-        return module.flat[spec.offset : spec.offset + spec.size].view(spec.shape)
+        return self.meshes[-1].module.get_parameter(LM_HEAD).detach()
 
     # ---- the data-parallel axis
 
@@ -309,15 +308,15 @@ class Simulation:
         for claim in claims:
             by_slot.setdefault(claim.slot, []).append(claim)
         sums = {slot: self._sum(own) for slot, own in sorted(by_slot.items())}
-        if self.verified and self.policy.confirms:
+        if self.policy.confirms:
             self._check_gradients(by_slot, sums)
         counts = [len(by_slot[slot]) for slot in sums]
         values = list(sums.values())
-        if not all(bool(torch.isfinite(value).all()) for value in values):
+        if not all(all_finite(value) for value in values):
             self.skipped += 1
             return
         aggregate = robust.aggregate(self.settings.aggregation, values, counts)
-        if self.verified and self.policy.confirms:
+        if self.policy.confirms:
             self._accept_gradients(mesh.stage, sums, aggregate)
         mesh.update(aggregate, self.step)
 
@@ -333,17 +332,17 @@ class Simulation:
         stage = next(iter(by_slot.values()))[0].stage
         engine = self.engines[stage % len(self.engines)]
         self._screened = {}
+        means = _means(by_slot, sums)
         for slot in list(sums):
-            own = by_slot[slot]
-            mean = sums[slot] / len(own)
-            rest = [sums[other] / len(by_slot[other]) for other in sums if other != slot]
+            own, mean = by_slot[slot], means[slot]
+            rest = [means[other] for other in sums if other != slot]
             others = torch.stack(rest).mean(0) if rest else None
             began = time.thread_time()
             screening = engine.screen_gradient(stage, slot, mean, others)
             self.judge.counters.seconds += time.thread_time() - began
             self._screened[slot] = screening
             suspect = screening.verdict.kind is not VerdictKind.ACCEPT
-            drawn = self.policy.audits and self.rng.random() < self.policy.audit_share_ppm / 4e6
+            drawn = self.judge.draws_again(self.rng)
             contradicts = not self.judge.sketches_agree(sums[slot], own)
             if not suspect and not drawn and not contradicts:
                 continue
@@ -352,6 +351,7 @@ class Simulation:
                 del sums[slot], by_slot[slot], self._screened[slot]
                 for claim in own:
                     self._again(claim, by_slot, sums)
+                means = _means(by_slot, sums)
 
     def _again(self, claim: Claim, by_slot: dict[int, list[Claim]], sums: dict[int, Tensor]) -> None:
         """A dropped sum's row on another replica, frame by frame as before."""
@@ -378,15 +378,7 @@ class Simulation:
         baseline = engine.baselines[work.stage, direction]
 
         def crosses(tensor: Tensor) -> bool:
-            frame = Frame(
-                output=tensor,
-                input=shown,
-                direction=direction,
-                stage=work.stage,
-                num_stages=self.settings.stages,
-                step=self.step,
-                worker=slot,
-            )
+            frame = self.judge.frame(work, direction, slot, shown, tensor)
             return engine.screen(frame, work.row).verdict.kind is VerdictKind.SUSPECT
 
         return BaselineView(as_tensor(baseline.mean), as_tensor(baseline.change), crosses)
@@ -412,7 +404,7 @@ class Simulation:
         tokens = s.steps * s.replicas * s.batch * s.seq_len
         return RunResult(
             settings=s,
-            val_loss=val if math.isfinite(val) else 1e9,
+            val_loss=val if math.isfinite(val) else NO_LOSS,
             precision=precision,
             recall=recall,
             f1=f1,
@@ -437,6 +429,11 @@ class Simulation:
             losses=[round(loss, 5) for loss in self.losses],
             seconds=wall,
         )
+
+
+def _means(by_slot: dict[int, list[Claim]], sums: dict[int, Tensor]) -> dict[int, Tensor]:
+    """Each replica's mean gradient [N]: its sum over its rows."""
+    return {slot: total / len(by_slot[slot]) for slot, total in sums.items()}
 
 
 def run_cell(settings: RunSettings, progress: Progress | None = None) -> RunResult:

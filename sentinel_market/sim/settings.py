@@ -12,6 +12,10 @@ UNVERIFIED = "unverified"
 """Every frame travels on unseen: what an attack does when nobody looks."""
 
 
+NO_LOSS = 1e9
+"""In place of a loss that is not finite, which JSON cannot hold."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunSettings:
     """One run of R replicas of S stages.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -143,17 +144,15 @@ class Worker:
         incoming: Tensor | None,
         public: PublicView | None,
     ) -> AttackContext:
-        return AttackContext(
+        return attack.context(
             input=shown,
             incoming=incoming,
             step=step,
             direction=direction,
             stage=self.mesh.stage,
             num_stages=self.mesh.num_stages,
-            rng=attack.rng,
-            memory=attack.memory,
-            public=public,
             microbatch=row,
+            public=public,
         )
 
     def computes_otherwise(self, slot: int, step: int) -> bool:
@@ -161,10 +160,14 @@ class Worker:
         attack = self.roster.attack_of(slot, step)
         return attack is not None and attack.computes(self.mesh.stage, self.mesh.num_stages)
 
+    def as_agreed(self, work: Work) -> Pass:
+        """A pass over one row on the canonical weights."""
+        return self.mesh.forward([work.row], work.x[None], work.targets[None])
+
     def one(self, slot: int, step: int, work: Work) -> Pass:
         """A pass over one row as this worker runs it."""
         if not self.computes_otherwise(slot, step):
-            return self.mesh.forward([work.row], work.x[None], work.targets[None])
+            return self.as_agreed(work)
         attack = self.roster.hostile[slot]
         context = self._context(attack, step, work.row, FORWARD, self.shown(work.x), None, None)
         weights = self._weights.get(slot, self.mesh.flat)
@@ -256,18 +259,13 @@ class Worker:
         return claim
 
 
-class BaselineView(PublicView):
-    """What a public observer could know of a boundary's baselines; the strongest case: all of it."""
+@dataclass
+class BaselineView:
+    """A ``PublicView`` of the strongest observer, who knows all of a boundary's baselines."""
 
-    def __init__(self, mean: Tensor | None, change: Tensor | None, crosses: object) -> None:
-        self.mean = mean
-        self.change = change
-        self._crosses = crosses
-
-    def crosses(self, tensor: Tensor) -> bool:
-        """Whether the fences as they stand would flag ``tensor``."""
-        assert callable(self._crosses)
-        return bool(self._crosses(tensor))
+    mean: Tensor | None
+    change: Tensor | None
+    crosses: Callable[[Tensor], bool]
 
 
 def as_tensor(array: object) -> Tensor | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,7 +10,7 @@ import torch
 
 from sentinel_market.errors import ProtocolError
 from verifier.check.frame import BACKWARD, FORWARD
-from verifier.check.kernels import NUM_DIRECTIONS, Array, Fit
+from verifier.check.kernels import NUM_DIRECTIONS, Array, Fit, fit
 from verifier.check.verdict import E6
 
 VERSION = 1
@@ -33,12 +33,49 @@ def make_directions(width: int, seed: int) -> Array:
 
 
 @dataclass(kw_only=True)
-class Baseline:
+class Window:
+    """Metric values of the last accepted frames, and what they say about the next one.
+
+    ``window`` [n, M] float64, oldest row first, NaN where a metric was absent; ``workers`` [n]: who made them;
+    ``frames``: accepted so far, those included that have left the window.
+    """
+
+    frames: int = 0
+    window: Array = field(default_factory=lambda: np.zeros((0, 0)))
+    workers: Array = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    _fit: Fit | None = None
+
+    def fitted(self) -> Fit:
+        """The summary of the window; made once for all frames that are held against it."""
+        if self._fit is None:
+            self._fit = fit(self.window)
+        return self._fit
+
+    def append(self, values: Sequence[float], worker: int, size: int) -> None:
+        """One more accepted frame; the window keeps the last ``size``."""
+        row = np.asarray(values, dtype=np.float64).reshape(1, -1)
+        keep = size - 1
+        self.window = np.concatenate((self.window[-keep:], row))
+        self.workers = np.concatenate((self.workers[-keep:], np.asarray([worker], dtype=np.int64)))
+        self.frames += 1
+        self._fit = None
+
+    def forget(self, worker: int) -> int:
+        """Take a worker's rows out; returns how many."""
+        keep = self.workers != worker
+        dropped = int((~keep).sum())
+        if dropped:
+            self.window, self.workers = self.window[keep], self.workers[keep]
+            self._fit = None
+        return dropped
+
+
+@dataclass(kw_only=True)
+class Baseline(Window):
     """Shaped by the first accepted frame; saved with the checkpoint; changed only by ``check.accept``,
     ``check.cleared_by_recompute`` and ``check.forget``.
 
-    ``mean`` [T, D]: EMA of the batch mean. ``change`` [D]: EMA of mean(out - in). ``window`` [n, M] float64, oldest
-    row first: metric values of accepted frames, NaN where a metric was absent; ``workers`` [n]: who made them.
+    ``mean`` [T, D]: EMA of the batch mean. ``change`` [D]: EMA of mean(out - in).
     ``k_e6`` [M]: width of the fences; ``k_moved`` [M]: frame count at which each k last moved (-1: never).
     ``clearances``: worker -> frame count at its last clearance that counted.
     """
@@ -47,16 +84,12 @@ class Baseline:
     num_stages: int
     direction: int
     seed: int
-    frames: int = 0
     mean: Array | None = None
     change: Array | None = None
-    window: Array = field(default_factory=lambda: np.zeros((0, 0)))
-    workers: Array = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     k_e6: Array = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     k_moved: Array = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     clearances: dict[int, int] = field(default_factory=dict)
     _directions: Array | None = None
-    _fit: Fit | None = None
 
     @classmethod
     def new(cls, stage: int, num_stages: int, direction: int, seed: int) -> Baseline:

@@ -203,12 +203,10 @@ def _fences(
     baseline: Baseline, policy: Policy, values: tuple[float, ...], in_warmup: bool
 ) -> tuple[tuple[Score, ...], tuple[int, ...]]:
     """Scores with their fences, and the columns that lie outside."""
-    if baseline._fit is None:
-        baseline._fit = fit(baseline.window)
     return fences(
         baseline.metrics,
         values,
-        baseline._fit,
+        baseline.fitted(),
         floors=EARLY if in_warmup else FLOORS,
         k=lambda index: policy.k_early if in_warmup else baseline.k(index, policy.k_init),
         least=policy.early_frames,
@@ -227,12 +225,7 @@ def accept(baseline: Baseline, screening: Screening) -> None:
     beta = policy.beta(baseline.direction)
     baseline.mean = _ema(baseline.mean, screening.mean, min(beta, baseline.frames / (baseline.frames + 1)))
     baseline.change = _ema(baseline.change, screening.change, min(beta, baseline.frames / (baseline.frames + 1)))
-    row = np.asarray(screening.values, dtype=np.float64).reshape(1, -1)
-    keep = policy.window - 1
-    baseline.window = np.concatenate((baseline.window[-keep:], row))
-    baseline.workers = np.concatenate((baseline.workers[-keep:], np.asarray([screening.worker], dtype=np.int64)))
-    baseline.frames += 1
-    baseline._fit = None
+    baseline.append(screening.values, screening.worker, policy.window)
 
 
 def _ema(old: Array | None, new: Array | None, beta: float) -> Array | None:
@@ -277,12 +270,7 @@ def cleared_by_recompute(baseline: Baseline, screening: Screening) -> bool:
 def forget(baseline: Baseline, worker: int) -> int:
     """Take a convicted worker's frames out of the windows; returns how many. The EMAs can not be unmixed: they
     forget by themselves within ten to twenty frames."""
-    keep = baseline.workers != worker
-    dropped = int((~keep).sum())
-    if dropped:
-        baseline.window, baseline.workers = baseline.window[keep], baseline.workers[keep]
-        baseline._fit = None
-    return dropped
+    return baseline.forget(worker)
 
 
 def warm() -> None:

@@ -14,10 +14,12 @@ import numpy as np
 import torch
 
 from sentinel_market.errors import ProtocolError
+from verifier.check.baseline import Window
 from verifier.check.check import Screening
 from verifier.check.fences import fences
 from verifier.check.frame import BACKWARD
-from verifier.check.kernels import Array, Fit, fit
+from verifier.check.kernels import Array, narrow
+from verifier.check.metrics import TINY, log_of
 from verifier.check.policy import Policy
 from verifier.check.structure import FLOATS
 from verifier.check.verdict import Score, Verdict, VerdictKind, to_e6
@@ -35,35 +37,17 @@ OPPOSED = -0.05
 STEADY_ROWS = 8
 LEAST_STEADY = 4
 _CHUNK = 1 << 18
-_TINY = 1e-30
-_LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclass(kw_only=True)
-class GradientBaseline:
+class GradientBaseline(Window):
     """What is known about honest stage gradients of one stage. ``mean`` [N] float32: moving average of the aggregate;
-    ``window`` [n, 5] float64 and ``workers`` [n] as in ``Baseline``; ``step``: the last whose aggregate is in."""
+    ``step``: the last whose aggregate is in; ``updates``: how many are."""
 
-    frames: int = 0
     updates: int = 0
     step: int = -1
     mean: Array | None = None
     window: Array = field(default_factory=lambda: np.zeros((0, len(GRADIENT_METRICS))))
-    workers: Array = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    _fit: Fit | None = None
-
-    def fitted(self) -> Fit:
-        """The summary of the window."""
-        if self._fit is None:
-            self._fit = fit(self.window)
-        return self._fit
-
-    def forget(self, worker: int) -> None:
-        """Take a convict's rows out of the window."""
-        keep = self.workers != worker
-        if not keep.all():
-            self.window, self.workers = self.window[keep], self.workers[keep]
-            self._fit = None
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Contiguous tensors; an absent average is an empty one."""
@@ -133,10 +117,6 @@ def _usable(tensor: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor | N
     return tensor.detach() if bool(torch.isfinite(tensor).all()) else None
 
 
-def _log(value: float) -> float:
-    return math.log(max(value, _TINY))
-
-
 def _cosine(dot: float, a2: float, b2: float) -> float:
     below = math.sqrt(a2) * math.sqrt(b2)
     return dot / below if below > 0 else 0.0
@@ -149,9 +129,9 @@ def gradient_metrics(sums: _Sums, *, has_others: bool, has_mean: bool) -> tuple[
         align = _cosine(sums.gm, sums.gg, sums.mm)
     if has_others:
         peers = _cosine(sums.go, sums.gg, sums.oo)
-        ratio = _log(math.sqrt(sums.gg)) - _log(math.sqrt(sums.oo))
-        apart = _log(math.sqrt(sums.apart)) - _log(math.sqrt(sums.oo))
-    return _log(math.sqrt(sums.gg)), align, peers, ratio, apart
+        ratio = log_of(math.sqrt(sums.gg)) - log_of(math.sqrt(sums.oo))
+        apart = log_of(math.sqrt(sums.apart)) - log_of(math.sqrt(sums.oo))
+    return log_of(math.sqrt(sums.gg)), align, peers, ratio, apart
 
 
 def screen_gradient(
@@ -224,7 +204,7 @@ def _steady(baseline: GradientBaseline, worker: int, values: tuple[float, ...], 
 
 
 def _absolute(sums: _Sums, has_others: bool, in_warmup: bool) -> str:
-    if sums.gg <= _TINY * _TINY:
+    if sums.gg <= TINY * TINY:
         return "vanished: every element of the gradient is zero"
     if not has_others or not in_warmup or sums.oo <= 0.0:
         return ""
@@ -247,12 +227,7 @@ def accept_gradient(
         baseline.updates += 1
     if not screening.values:
         return
-    row = np.asarray(screening.values, dtype=np.float64).reshape(1, -1)
-    keep = policy.window - 1
-    baseline.window = np.concatenate((baseline.window[-keep:], row))
-    baseline.workers = np.concatenate((baseline.workers[-keep:], np.asarray([worker], dtype=np.int64)))
-    baseline.frames += 1
-    baseline._fit = None
+    baseline.append(screening.values, worker, policy.window)
 
 
 def _fold(baseline: GradientBaseline, aggregate: torch.Tensor, beta: float) -> bool:
@@ -260,7 +235,7 @@ def _fold(baseline: GradientBaseline, aggregate: torch.Tensor, beta: float) -> b
         return False
     if not bool(torch.isfinite(aggregate).all()):
         return False
-    new: Array = np.clip(aggregate.detach().cpu().double().numpy(), -_LARGEST, _LARGEST).astype(np.float32)
+    new = narrow(aggregate.detach().cpu().double().numpy())
     old = baseline.mean
     if old is not None and old.shape != new.shape:
         return False

@@ -57,7 +57,7 @@ def sampled_rows(num_tokens: int, num_sequences: int) -> Array:
 _LARGEST = float(np.finfo(np.float32).max)
 
 
-def _narrow(array: Array) -> Array:
+def narrow(array: Array) -> Array:
     """To float32, cut to its range: x - y can leave it although x and y do not."""
     return np.clip(array, -_LARGEST, _LARGEST).astype(np.float32)
 
@@ -105,8 +105,8 @@ def moments_torch(x: Array, y: Array | None, ema: Array | None, directions: Arra
         cosines=cosines,
         align=align,
         sliced=sliced,
-        mean=_narrow(mean.numpy()),
-        change_mean=_narrow(change_mean.numpy()),
+        mean=narrow(mean.numpy()),
+        change_mean=narrow(change_mean.numpy()),
     )
 
 
@@ -382,7 +382,7 @@ def moments_numba(x: Array, y: Array | None, ema: Array | None, directions: Arra
         sliced = _sliced(x, ema, sampled_rows(x.shape[1], x.shape[0]), _columns(directions))
     if y is not None and not math.isfinite(change_mean.sum()) and math.isfinite(sums[0]) and math.isfinite(sums[7]):
         change_mean = (x.astype(np.float64) - y).mean(axis=(0, 1))  # x - y left float32's range: rare, so slowly
-    return Moments(*sums, sliced=sliced, mean=mean, change_mean=_narrow(change_mean))
+    return Moments(*sums, sliced=sliced, mean=mean, change_mean=narrow(change_mean))
 
 
 moments = moments_numba if COMPILED else moments_torch

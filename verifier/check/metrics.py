@@ -13,7 +13,8 @@ TINY = 1e-30
 ABSENT = math.nan
 
 
-def _log(value: float) -> float:
+def log_of(value: float) -> float:
+    """Natural logarithm of a length; of none at all, that of ``TINY``."""
     return math.log(max(value, TINY))
 
 
@@ -26,23 +27,23 @@ def frame_metrics(
     root = math.sqrt
     l1 = l2 = sfr = sw = align = cosine = blur = gain = shift = drift = ABSENT
     if has_ema:
-        l1 = _log(moments.l1 / elements)
-        l2 = _log(root(moments.l2) / max(root(moments.ema2), TINY))
+        l1 = log_of(moments.l1 / elements)
+        l2 = log_of(root(moments.l2) / max(root(moments.ema2), TINY))
         sfr = moments.flips / elements
-        sw = _log(moments.sliced)
+        sw = log_of(moments.sliced)
         align = moments.align
     if has_input:
         length_in = max(root(moments.in2), TINY)
         cosine = moments.cosines / num_tokens
-        gain = _log(root(moments.out2) / length_in)
-        shift = _log(root(moments.change2) / length_in)
+        gain = log_of(root(moments.out2) / length_in)
+        shift = log_of(root(moments.change2) / length_in)
         if change is not None:
             usual = change.astype(np.float64)
             apart = moments.change_mean - usual
-            drift = _log(root(apart.dot(apart)) / max(root(usual.dot(usual)), TINY))
-    rms = _log(root(moments.out2 / elements))
+            drift = log_of(root(apart.dot(apart)) / max(root(usual.dot(usual)), TINY))
+    rms = log_of(root(moments.out2 / elements))
     # geometric over arithmetic mean of the token norms: 0 if all tokens are equally long; noise fills up the short ones
-    even = moments.log_norms / num_tokens - _log(moments.norms / num_tokens)
+    even = moments.log_norms / num_tokens - log_of(moments.norms / num_tokens)
     if has_input:
         # in honest frames evenness and cosine rise and fall together; noise raises the one and lowers the other
         blur = even - cosine
@@ -59,4 +60,4 @@ def loss_metrics(loss: torch.Tensor) -> tuple[tuple[float, ...], float]:
     mean = total / flat.numel()
     std = float((flat - mean).square().mean().sqrt())
     zeros = float((flat <= 0).double().mean())
-    return (_log(mean), _log(std), zeros), float(flat.min())
+    return (log_of(mean), log_of(std), zeros), float(flat.min())

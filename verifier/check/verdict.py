@@ -39,19 +39,27 @@ class Score:
     @property
     def crossed(self) -> bool:
         """Whether the value lies outside its fences."""
-        low = self.low_e6 is not None and self.value_e6 < self.low_e6
-        return low or (self.high_e6 is not None and self.value_e6 > self.high_e6)
+        return self.below or (self.high_e6 is not None and self.value_e6 > self.high_e6)
+
+    @property
+    def below(self) -> bool:
+        """Whether it is the lower fence that was crossed."""
+        return self.low_e6 is not None and self.value_e6 < self.low_e6
 
     def text(self) -> str:
         """For people: ``cosine -0.912000 below its fence 0.861200``."""
         value = f"{self.metric} {self.value_e6 / E6:.6g}"
-        if self.low_e6 is not None and self.value_e6 < self.low_e6:
+        if self.low_e6 is not None and self.below:
             return f"{value} below its fence {self.low_e6 / E6:.6g}"
         if self.high_e6 is not None and self.value_e6 > self.high_e6:
             return f"{value} above its fence {self.high_e6 / E6:.6g}"
         low = "-" if self.low_e6 is None else f"{self.low_e6 / E6:.6g}"
         high = "-" if self.high_e6 is None else f"{self.high_e6 / E6:.6g}"
         return f"{value} inside {low} .. {high}"
+
+    def to_json(self) -> dict[str, object]:
+        """Plain JSON data: strings and integers."""
+        return {"metric": self.metric, "value_e6": self.value_e6, "low_e6": self.low_e6, "high_e6": self.high_e6}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +75,7 @@ class Verdict:
         return {
             "kind": self.kind.value,
             "reason": self.reason,
-            "scores": [
-                {"metric": s.metric, "value_e6": s.value_e6, "low_e6": s.low_e6, "high_e6": s.high_e6}
-                for s in self.scores
-            ],
+            "scores": [score.to_json() for score in self.scores],
         }
 
     @classmethod

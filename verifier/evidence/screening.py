@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from sentinel_market.models.config import ModelConfig
-from sentinel_market.models.layout import EMBEDDING, LM_HEAD, layout
+from sentinel_market.models.layout import EMBEDDING, LM_HEAD, parameter
 from verifier.check.baseline import Baseline
 from verifier.check.check import screen
 from verifier.check.frame import FORWARD, Frame
@@ -46,12 +45,6 @@ def _matrix(bundle: Bundle, name: str) -> torch.Tensor:
     if bundle.weights is None:
         raise ValueError(f"the weights are needed for {name}")
     return parameter(bundle.weights, bundle.model, bundle.stage, bundle.num_stages, name)
-
-
-def parameter(flat: torch.Tensor, config: ModelConfig, stage: int, num_stages: int, name: str) -> torch.Tensor:
-    """A view of one named parameter in a stage's flat weights [N]."""
-    spec = next(s for s in layout(config, stage, num_stages) if s.name == name)
-    return flat[spec.offset : spec.offset + spec.size].view(spec.shape)
 
 
 def rescreen(bundle: Bundle) -> Verdict | None:
