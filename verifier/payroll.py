@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from sentinel_market.chain.eip712 import keccak256
@@ -346,6 +346,18 @@ class Payroll:
         if amounts.total > money.total:
             raise ProtocolError("finish", f"{amounts.total} is owed, {money.total} is promised: a root is missing")
         return pb.SettlementSignature(signature=c.sign(JobFinish(c.job_id, proposal.epoch, proposal.step_record_hash)))
+
+
+def payable(
+    units: Mapping[int, int], accepted: Iterable[tuple[int, int]], lies: Container[tuple[int, int]]
+) -> dict[int, int]:
+    """Passes a slot that a step pays for: without the backwards of sums that were dropped for a lie. ``accepted``: (slot,
+    session) of each accepted backward; what was lost by accident counts."""
+    paid = dict(units)
+    for slot, session in accepted:
+        if (slot, session) in lies:
+            paid[slot] -= 1
+    return paid
 
 
 def _work(account: str, counts: pb.SeatCounts, quorum: int) -> SeatWork:

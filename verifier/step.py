@@ -26,6 +26,8 @@ class StepState:
     record_signatures: dict[str, pb.RecordSignature] = field(default_factory=dict)
     excluded: dict[SlotSession, str] = field(default_factory=dict)
     """(slot, session) whose sum of this step is dropped whole -> why"""
+    lies: set[SlotSession] = field(default_factory=set)
+    """Of those, the sums that were dropped for a lie of the worker: its backwards of this step are not paid"""
     quarantines: dict[int, pb.Quarantine] = field(default_factory=dict)
     """slot -> certificate signed by q seats, first reached in this step"""
 
@@ -53,11 +55,13 @@ class StepState:
         """Whether what this worker did in this step is dropped."""
         return slot in self.quarantines or (slot, session) in self.excluded
 
-    def exclude(self, slot: int, session: int, reason: str) -> bool:
+    def exclude(self, slot: int, session: int, reason: str, *, lie: bool = False) -> bool:
         """Returns whether that was news."""
         if (slot, session) in self.excluded:
             return False
         self.excluded[slot, session] = reason
+        if lie:
+            self.lies.add((slot, session))
         self.changed()
         return True
 
