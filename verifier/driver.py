@@ -134,16 +134,6 @@ class Driver:
                 for stage, held in missing:
                     group.create_task(self._again(stage, held))
 
-    def holding(self, step: int, commitment: bytes) -> tuple[Accepted, Held]:
-        """A backward that this driver accepted in the present step, and what it was made from. ProtocolError("held")."""
-        if step == self._state.step:
-            for entry in self.accepted:
-                if entry.digest == commitment:
-                    held = next((h for h in self.held if h.microbatch == entry.microbatch), None)
-                    if held is not None:
-                        return entry, held
-        raise ProtocolError("held", f"commitment {commitment.hex()[:16]} of step {step} is not held here")
-
     def _missing(self) -> list[tuple[int, Held]]:
         covered = {(a.stage, a.microbatch) for a in self.valid()}
         return [

@@ -44,9 +44,7 @@ class Recomputer:
             self.count += 1
             await asyncio.to_thread(self._add, stage, flat, x, incoming, total)
 
-    def _add(
-        self, stage: int, flat: torch.Tensor, x: torch.Tensor, incoming: torch.Tensor, total: RunningSum
-    ) -> None:
+    def _add(self, stage: int, flat: torch.Tensor, x: torch.Tensor, incoming: torch.Tensor, total: RunningSum) -> None:
         with self._meter.section("recompute"):
             total.add(self._module(stage, flat), x, incoming)
 

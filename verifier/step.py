@@ -72,12 +72,19 @@ def sets_of(done: pb.Done) -> list[step_record.AcceptedSet]:
 
 def union_of(context: SeatContext, dones: dict[str, pb.Done], slot: int, session: int) -> list[pb.AcceptedSet]:
     """What each driver, in seat order, accepted of one worker session."""
-    found = []
-    for seat in context.seats:
-        for entry in dones[seat.account].sets:
-            if entry.slot == slot and entry.session == session:
-                found.append(entry)
-    return found
+    return [entry for _, entry in parts_of(context, dones, slot, session)]
+
+
+def parts_of(
+    context: SeatContext, dones: dict[str, pb.Done], slot: int, session: int
+) -> list[tuple[str, pb.AcceptedSet]]:
+    """The same, each with its driver's account."""
+    return [
+        (seat.account, entry)
+        for seat in context.seats
+        for entry in dones[seat.account].sets
+        if entry.slot == slot and entry.session == session
+    ]
 
 
 def check_done(context: SeatContext, account: str, done: pb.Done) -> None:

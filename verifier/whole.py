@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
+from sentinel_market.chain.eip712 import digest
 from sentinel_market.domain.messages import FrameCommitment, StageGradient
 from sentinel_market.errors import PeerGone, ProtocolError
 from sentinel_market.wire import relay_pb2 as pb
-from sentinel_market.wire.tensors import decode, encoded_hash
+from sentinel_market.wire.tensors import decode
 from verifier.answers import Accepted, Held, Signed
 from verifier.check.verdict import Verdict, VerdictKind
 from verifier.context import SeatContext
+from verifier.driver import Driver
 from verifier.evidence.bundle import SignedCommitment
 from verifier.evidence.gradient import (
     MAX_BACKWARDS,
@@ -74,14 +76,14 @@ class WholeGradients:
         context: SeatContext,
         peers: Peers,
         recomputer: Recomputer,
-        holding: Callable[[int, bytes], tuple[Accepted, Held]],
+        driver: Driver,
         data_hashes: Callable[[int, int], frozenset[bytes]],
     ) -> None:
-        """``holding(step, commitment)`` of this seat's own driver. ``data_hashes`` as in ``Accuser``."""
+        """``driver``: this seat's own. ``data_hashes`` as in ``Accuser``."""
         self.context = context
         self._peers = peers
         self._recomputer = recomputer
-        self._holding = holding
+        self._driver = driver
         self._data_hashes = data_hashes
 
     async def judge(
@@ -131,7 +133,7 @@ class WholeGradients:
         problem = await asyncio.to_thread(problem_of, one, gradient, facts)
         if problem:
             raise ProtocolError("held", f"a backward that proves nothing: {problem}")
-        if c.frame_digest(one.commitment.message) != commitment:
+        if digest(c.domain, one.commitment.message) != commitment:
             raise ProtocolError("held", "another backward than the one asked for")
         return one
 
@@ -179,7 +181,7 @@ class WholeGradients:
 
     def serve(self, query: pb.HeldQuery) -> pb.HeldAnswer:
         """What this seat's driver holds of a backward that it accepted. ProtocolError("held") when it does not."""
-        entry, held = self._holding(query.step, query.commitment)
+        entry, held = self._holding(query)
         answer = pb.HeldAnswer(
             backward=_frame(entry.signed), input=held.inputs[entry.stage], incoming=held.incoming[entry.stage]
         )
@@ -190,6 +192,16 @@ class WholeGradients:
             answer.downstream.CopyFrom(_frame(below.signed))
             answer.sketch_hash = below.sketch_hash
         return answer
+
+    def _holding(self, query: pb.HeldQuery) -> tuple[Accepted, Held]:
+        """A backward that the driver accepted in this step, and what it was made from."""
+        for entry in self._driver.accepted:
+            if entry.digest == query.commitment and entry.signed.message.step == query.step:
+                for held in self._driver.held:
+                    if held.microbatch == entry.microbatch:
+                        return entry, held
+        name = query.commitment.hex()[:16]
+        raise ProtocolError("held", f"commitment {name} of step {query.step} is not held here")
 
 
 def _frame(signed: Signed) -> pb.SignedFrame:

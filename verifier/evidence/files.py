@@ -222,6 +222,10 @@ def as_evidence() -> Iterator[None]:
 def _read(
     source: Path, data: dict[str, Any], weights_directory: Path | None, weights_path: Path | None, max_bytes: int
 ) -> Bundle:
+    if data["kind"] != BAD_COMPUTE:
+        raise ProtocolError(
+            "evidence", f"kind {data['kind']!r:.40} is not {BAD_COMPUTE}, a frame that was computed wrong"
+        )
     files = data["files"]
     if not isinstance(files, dict) or len(files) > MAX_FILES:
         raise ProtocolError("evidence", f"a bundle lists at most {MAX_FILES} files")
@@ -245,10 +249,6 @@ def _read(
     if data["weights"] != wanted:
         raise ProtocolError("evidence", f"weights {data['weights']!r:.80} are not those that were signed, {wanted}")
     weights = find_weights(source, wanted, weights_directory, weights_path, max_bytes)
-    if data["kind"] != BAD_COMPUTE:
-        raise ProtocolError(
-            "evidence", f"kind {data['kind']!r:.40} is not {BAD_COMPUTE}, a frame that was computed wrong"
-        )
     dtype = data["dtype"]
     if dtype not in DTYPES:
         raise ProtocolError("evidence", f"dtype {dtype!r:.40} is none of {', '.join(DTYPES)}")
