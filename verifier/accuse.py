@@ -23,18 +23,22 @@ from verifier.check.verdict import Verdict, VerdictKind
 from verifier.context import SeatContext
 from verifier.evidence import (
     Bundle,
+    GradientBundle,
     SignedCommitment,
+    SignedGradient,
     SignedReplay,
     pack,
-    read_bundle,
+    read_any,
     replay_bundle,
     share_weights,
     unpack,
     write_bundle,
+    write_gradient_bundle,
 )
 from verifier.meter import Meter
 from verifier.peers import Peers
 from verifier.weights import WeightsStore
+from verifier.whole import GradientOffence
 
 log = logging.getLogger("verifier")
 
@@ -43,6 +47,8 @@ BAD_COMPUTE = 2
 REPORT_SECONDS = 3600
 """Chain seconds that a signed report stays valid."""
 MAX_BUNDLE_BYTES = 1 << 30
+JUDGE_SECONDS = 30.0
+"""How long another seat may take over its own recompute of one frame."""
 
 
 class Accuser:
@@ -70,10 +76,11 @@ class Accuser:
 
     # ---- accusing
 
-    async def accuse(self, offence: Offence) -> pb.Quarantine | None:
+    async def accuse(self, offence: Offence | GradientOffence) -> pb.Quarantine | None:
         """Ask the others. Returns a certificate of q signatures, or None: then nobody else saw it."""
         context, message = self.context, offence.signed.message
-        flat = await self._weights.flat(offence.step, offence.answer.stage)
+        flat = await self._weights.flat(offence.step, context.stage_of(message.slot))
+        patience = JUDGE_SECONDS * (len(offence.backwards) if isinstance(offence, GradientOffence) else 1)
         directory = self._dir / f"step{message.step}-slot{message.slot}-{offence.signed.digest.hex()[:12]}"
         evidence_hash, packed = await asyncio.to_thread(self._write, directory, offence, flat)
         case_id = await asyncio.to_thread(
@@ -95,7 +102,7 @@ class Accuser:
                 signature=signatures[context.account],
             )
         )
-        answers = [asyncio.create_task(self._ask(seat.account, ask)) for seat in context.others]
+        answers = [asyncio.create_task(self._ask(seat.account, ask, patience)) for seat in context.others]
         for answer in asyncio.as_completed(answers):
             account, reply = await answer
             if reply is None:
@@ -125,9 +132,9 @@ class Accuser:
             accuser=context.account,
         )
 
-    async def _ask(self, account: str, ask: pb.SeatMessage) -> tuple[str, pb.ReportSignature | None]:
+    async def _ask(self, account: str, ask: pb.SeatMessage, patience: float) -> tuple[str, pb.ReportSignature | None]:
         try:
-            reply = (await self._peers.ask(account, ask, time_limit=30.0)).report_signature
+            reply = (await self._peers.ask(account, ask, time_limit=patience)).report_signature
         except (PeerGone, ProtocolError) as error:
             log.warning("seat %s did not judge: %s", account, error)
             return account, None
@@ -136,11 +143,34 @@ class Accuser:
             return account, None
         return account, reply
 
-    def _write(self, directory: Path, offence: Offence, flat: torch.Tensor) -> tuple[bytes, bytes]:
+    def _write(self, directory: Path, offence: Offence | GradientOffence, flat: torch.Tensor) -> tuple[bytes, bytes]:
         with self._meter.section("evidence"):
             shared = self._dir / "weights"
-            hashed = write_bundle(directory, self._bundle(offence, flat), weights_directory=shared)
+            if isinstance(offence, GradientOffence):
+                whole = self._gradient_bundle(offence, flat)
+                hashed = write_gradient_bundle(directory, whole, weights_directory=shared)
+            else:
+                hashed = write_bundle(directory, self._bundle(offence, flat), weights_directory=shared)
             return hashed, pack(directory, weights_directory=shared)
+
+    def _gradient_bundle(self, offence: GradientOffence, flat: torch.Tensor) -> GradientBundle:
+        c, signed = self.context, offence.signed
+        return GradientBundle(
+            domain=c.domain,
+            model=c.config,
+            num_stages=c.num_stages,
+            num_replicas=c.num_replicas,
+            commitment=SignedGradient(
+                message=signed.message, signature=signed.signature, signer=c.slots[signed.message.slot].hot_key
+            ),
+            backwards=offence.backwards,
+            submitted=offence.submitted,
+            policy=c.policy,
+            tolerance=c.tolerance,
+            screening=offence.screening,
+            verdict=offence.verdict,
+            weights=flat,
+        )
 
     def _bundle(self, offence: Offence, flat: torch.Tensor) -> Bundle:
         c, answer, held = self.context, offence.answer, offence.held
@@ -232,11 +262,10 @@ class Accuser:
     def _examine(self, accuse: pb.Accuse, signer: str, weights_hash: bytes) -> str:
         """Why not to sign; empty when this seat's own recompute convicts."""
         with self._meter.section("recompute"), TemporaryDirectory() as name:
-            self.recomputes += 1
             directory = Path(name) / "bundle"
             try:
                 unpack(accuse.bundle, directory, max_bytes=MAX_BUNDLE_BYTES)
-                bundle = read_bundle(directory)
+                bundle = read_any(directory)
                 message = bundle.commitment.message
                 if digest(self.context.domain, message) != accuse.commitment_hash:
                     return "the bundle holds another commitment"
@@ -250,7 +279,7 @@ class Accuser:
                     return f"the bundle names {bundle.commitment.signer} as signer, the slot is {signer}"
                 replayed = replay_bundle(
                     directory,
-                    data_hashes=self._data_hashes(message.step, message.microbatch),
+                    data_hashes=self._rows_of(message.step, bundle.microbatches),
                     expected_domain=self.context.domain,
                     expected_signer=signer,
                     expected_signers={slot.slot: slot.hot_key for slot in self.context.slots.values()},
@@ -259,12 +288,19 @@ class Accuser:
                 )
             except (SentinelError, ValueError, OSError) as error:
                 return str(error)[:300]
+            self.recomputes += len(bundle.microbatches) if replayed.admissible else 0
             if replayed.bundle_digest != accuse.evidence_hash:
                 return "the evidence hash is not that of the bundle"
             if replayed.verdict.kind is not VerdictKind.VIOLATION:
                 return replayed.verdict.reason[:300]
             self._keep(accuse)
             return ""
+
+    def _rows_of(self, step: int, microbatches: tuple[int, ...]) -> frozenset[bytes]:
+        known = set(range(self.context.spec.training.microbatches))
+        if not known.issuperset(microbatches):
+            raise ProtocolError("evidence", f"microbatches {sorted(set(microbatches) - known)[:8]} are not in this job")
+        return frozenset().union(*(self._data_hashes(step, microbatch) for microbatch in set(microbatches)))
 
     def _keep(self, accuse: pb.Accuse) -> None:
         """A co-signer keeps the bundle until the case is final (protocol.md)."""
@@ -336,7 +372,9 @@ class Accuser:
         return case
 
 
-def _reason(offence: Offence) -> str:
+def _reason(offence: Offence | GradientOffence) -> str:
+    if isinstance(offence, GradientOffence):
+        return offence.reason
     way = "backward" if offence.signed.message.direction == BACKWARD else "forward"
     found = offence.screening
     crossed = [] if found is None else [score.text() for score in found.scores if score.crossed]

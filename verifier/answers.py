@@ -156,6 +156,7 @@ class Accepted:
     microbatch: int
     digest: bytes
     sketch: torch.Tensor
+    signed: Signed
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from verifier.context import SeatContext
 from verifier.payroll import Payroll
 from verifier.peers import Peers
 from verifier.step import StepState
+from verifier.whole import GradientOffence
 
 log = logging.getLogger("verifier")
 
@@ -68,7 +69,14 @@ class Docket:
 
     # ---- accusing
 
-    def on_offence(self, offence: Offence) -> None:
+    async def charge(self, offence: GradientOffence) -> bool:
+        """Accuse, and wait: whether a quorum agreed, so that the worker is in quarantine."""
+        message = offence.signed.message
+        self.on_offence(offence)
+        await self.settled()
+        return (message.slot, message.nonce) in self.quarantined
+
+    def on_offence(self, offence: Offence | GradientOffence) -> None:
         """No more work for that worker from here; ask the others for their own recompute."""
         message = offence.signed.message
         key = (message.slot, message.nonce)
@@ -102,7 +110,7 @@ class Docket:
         while self.accusations:
             await asyncio.wait(self.accusations)
 
-    async def _accuse(self, offence: Offence) -> None:
+    async def _accuse(self, offence: Offence | GradientOffence) -> None:
         message = offence.signed.message
         try:
             quarantine = await self._accuser.accuse(offence)

@@ -586,6 +586,7 @@ class Driver:
                     backward.message.microbatch,
                     backward.digest,
                     answer.sketch,
+                    backward,
                 )
             )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from sentinel_market.chain.eip712 import keccak256
@@ -157,12 +157,13 @@ class Payroll:
         c, training = self.context, self.context.spec.training
         if sorted(work.account for work in works) != sorted(c.hot_keys):
             raise ProtocolError("root", "the proposal must count the work of every seat, once")
-        frames = 2 * c.num_stages * training.microbatches * (step + 1)
+        # each frame once, and each backward once more in a whole stage gradient
+        recomputes = 3 * c.num_stages * training.microbatches * (step + 1)
         cases = len(self.offences)
         for work in works:
             seat = next(seat for seat in c.seats if seat.account == work.account)
             driven = len(assignment.microbatches_of(seat.index, training.microbatches, c.live)) * (step + 1)
-            limits = (driven, frames, step + 1 + EXTRA_ROOTS, cases, cases)
+            limits = (driven, recomputes, step + 1 + EXTRA_ROOTS, cases, cases)
             counted = (work.driven, work.recomputes, work.settlements, work.reports, work.executions)
             if any(had > limit for had, limit in zip(counted, limits, strict=True)):
                 raise ProtocolError("root", f"seat {work.account} counts {counted}, at most {limits} could be due")
@@ -346,6 +347,18 @@ class Payroll:
         if amounts.total > money.total:
             raise ProtocolError("finish", f"{amounts.total} is owed, {money.total} is promised: a root is missing")
         return pb.SettlementSignature(signature=c.sign(JobFinish(c.job_id, proposal.epoch, proposal.step_record_hash)))
+
+
+def payable(
+    units: Mapping[int, int], accepted: Iterable[tuple[int, int]], lies: Container[tuple[int, int]]
+) -> dict[int, int]:
+    """Passes a slot that a step pays for: without the backwards of sums that were dropped for a lie; what was lost by
+    accident counts. ``accepted``: (slot, session) of each accepted backward."""
+    paid = dict(units)
+    for slot, session in accepted:
+        if (slot, session) in lies:
+            paid[slot] -= 1
+    return paid
 
 
 def _work(account: str, counts: pb.SeatCounts, quorum: int) -> SeatWork:

@@ -8,6 +8,7 @@ import torch
 
 from sentinel_market.models.stage import Stage
 from verifier.context import SeatContext
+from verifier.evidence.gradient import RunningSum
 from verifier.evidence.recompute import Recomputed, recompute
 from verifier.meter import Meter
 from verifier.weights import WeightsStore
@@ -34,6 +35,26 @@ class Recomputer:
         """``incoming``: gradient [B, T, D], or the targets [B, T] at the last stage (whose output is its loss)."""
         return await self._run(step, stage, x, incoming)
 
+    async def add_gradient(
+        self, step: int, stage: int, x: torch.Tensor, incoming: torch.Tensor, total: RunningSum
+    ) -> None:
+        """Recompute one microbatch's parameter gradient and add it to ``total``. Arguments as of ``backward``."""
+        flat = await self._weights.flat(step, stage)
+        async with self._lock:
+            self.count += 1
+            await asyncio.to_thread(self._add, stage, flat, x, incoming, total)
+
+    def _add(self, stage: int, flat: torch.Tensor, x: torch.Tensor, incoming: torch.Tensor, total: RunningSum) -> None:
+        with self._meter.section("recompute"):
+            total.add(self._module(stage, flat), x, incoming)
+
+    def _module(self, stage: int, flat: torch.Tensor) -> Stage:
+        module = self._stages.get(stage)
+        if module is None:
+            module = self._stages[stage] = Stage(self.context.config, stage, self.context.num_stages)
+        module.load_flat(flat)
+        return module
+
     async def _run(self, step: int, stage: int, x: torch.Tensor, incoming: torch.Tensor | None) -> Recomputed:
         flat = await self._weights.flat(step, stage)
         async with self._lock:
@@ -44,12 +65,8 @@ class Recomputer:
         self, step: int, stage: int, flat: torch.Tensor, x: torch.Tensor, incoming: torch.Tensor | None
     ) -> Recomputed:
         with self._meter.section("recompute"):
-            module = self._stages.get(stage)
-            if module is None:
-                module = self._stages[stage] = Stage(self.context.config, stage, self.context.num_stages)
-            module.load_flat(flat)
             return recompute(
-                module,
+                self._module(stage, flat),
                 job_id=self.context.job_id,
                 step=step,
                 input=x,

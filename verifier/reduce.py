@@ -1,18 +1,22 @@
-"""The primary of a stage: collects the replicas' sums, steps the optimizer, commits to the new weights."""
+"""The primary of a stage: collects the replicas' sums, judges them, steps the optimizer, commits to the new weights.
+
+A sum that contradicts its sketches, one that the screen suspects and one that is drawn for an audit is recomputed
+whole. Only that convicts; a sum that merely cannot be got is left out, and its work is done again elsewhere.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from sentinel_market.chain.eip712 import digest
 from sentinel_market.chain.signing import recover
 from sentinel_market.domain import step_record
-from sentinel_market.domain.messages import AggregateCommitment
+from sentinel_market.domain.messages import AggregateCommitment, StageGradient
 from sentinel_market.errors import PeerGone, ProtocolError
 from sentinel_market.models.init import init_flat
 from sentinel_market.models.jobs import optimizer_config
@@ -20,13 +24,19 @@ from sentinel_market.models.layout import layout
 from sentinel_market.models.optimizer import decay_mask, step_
 from sentinel_market.models.sketch import Sketch
 from sentinel_market.wire import relay_pb2 as pb
+from sentinel_market.wire.commit import SessionKey
 from sentinel_market.wire.tensors import all_finite, decode, encode, encoded_hash, pair_hash, tensor_hash
-from verifier.check import robust
+from verifier.check import audit, robust
+from verifier.check.check import Screening
 from verifier.check.tolerance import compare_sketch
+from verifier.check.verdict import Verdict, VerdictKind
 from verifier.context import SeatContext
+from verifier.driver import Driver
 from verifier.meter import Meter
 from verifier.relay import Relay, WorkerSession
-from verifier.step import SlotSession, StepState, union_of
+from verifier.step import SlotSession, StepState, parts_of, union_of
+from verifier.telling import Teller
+from verifier.whole import GradientOffence, SignedSum, Whole, WholeGradients
 
 log = logging.getLogger("verifier")
 
@@ -58,6 +68,44 @@ class Update:
     payload: bytes
 
 
+@dataclass(frozen=True)
+class Lost:
+    """Why there is no sum. ``claim``: what the worker signed, where that itself is the lie."""
+
+    reason: str
+    claim: pb.GradientSum | None = None
+
+
+@dataclass(frozen=True)
+class Handed:
+    """A replica's sum, tied to its signature; not judged yet. ``problem``: how it contradicts itself, or ""."""
+
+    entry: pb.StageSum
+    flat: torch.Tensor
+    signed: SignedSum
+    parts: tuple[tuple[str, pb.AcceptedSet], ...]
+    claim: pb.GradientSum
+    problem: str
+
+    @property
+    def key(self) -> SlotSession:
+        """(slot, session)."""
+        return self.entry.slot, self.entry.session
+
+    @property
+    def content(self) -> tuple[int, int, bytes, bytes]:
+        """The same in every round in which the same replica hands in the same sum of the same set."""
+        return *self.key, self.entry.accepted_set, self.entry.gradient_hash
+
+
+@dataclass
+class _Judged:
+    """What is known of the sums of one step. ``cleared``: by ``Handed.content``."""
+
+    cleared: set[tuple[int, int, bytes, bytes]] = field(default_factory=set)
+    screenings: dict[int, Screening] = field(default_factory=dict)
+
+
 class Reducer:
     """One a primary stage."""
 
@@ -67,14 +115,24 @@ class Reducer:
         relay: Relay,
         stage: int,
         meter: Meter,
-        exclude: Callable[[StepState, int, int, str], Awaitable[None]],
+        driver: Driver,
+        whole: WholeGradients,
+        teller: Teller,
+        exclude: Callable[[StepState, SlotSession, Lost], Awaitable[None]],
+        charge: Callable[[GradientOffence], Awaitable[bool]],
     ) -> None:
-        """``exclude(state, slot, session, reason)`` drops a sum for everybody: it tells the other seats too."""
+        """``exclude(state, key, lost)`` drops a sum for everybody: it tells the other seats too. ``charge(offence)``
+        accuses, and says whether a quorum agreed. ``driver``: this seat's, for its engine and its secret."""
         self.context = context
         self.stage = stage
         self._relay = relay
         self._meter = meter
+        self._driver = driver
+        self._whole = whole
+        self._teller = teller
         self._exclude = exclude
+        self._charge = charge
+        self._judged = _Judged()
         weights = init_flat(context.config, stage, context.num_stages, context.spec.seed)
         self.state = StageState(weights, torch.zeros_like(weights), torch.zeros_like(weights))
         self._config = optimizer_config(context.spec)
@@ -85,6 +143,7 @@ class Reducer:
 
     async def reduce(self, state: StepState) -> Update:
         """Waits for every driver, asks every replica, drops what fails and waits again, then steps."""
+        self._judged = _Judged()
         while True:
             await state.until(lambda: self._agreed(state) is not None)
             dones = self._agreed(state)
@@ -99,15 +158,23 @@ class Reducer:
             )
             round_ = sum(d.round for d in dones.values())  # rises whenever any driver's round does
             found = await asyncio.gather(*(self._sum(state, dones, round_, key) for key in wanted))
-            failed = [(key, why) for key, why in zip(wanted, found, strict=True) if isinstance(why, str)]
-            for (slot, session), reason in failed:
-                await self._exclude(state, slot, session, reason)
-            if failed:
+            lost = [(key, one) for key, one in zip(wanted, found, strict=True) if isinstance(one, Lost)]
+            for key, one in lost:
+                await self._exclude(state, key, one)
+            if lost:
+                continue
+            handed = [one for one in found if isinstance(one, Handed)]
+            if not await self._examined(state, handed):
                 continue
             if self._agreed(state) is not dones and self._fingerprint(self._agreed(state)) != self._fingerprint(dones):
                 continue
-            sums = [s for s in found if not isinstance(s, str)]
-            return await asyncio.to_thread(self._step, state, dones, sums)
+            update, aggregate = await asyncio.to_thread(
+                self._step, state, dones, [(one.entry, one.flat) for one in handed]
+            )
+            with self._meter.section("check"):
+                for slot, screening in self._judged.screenings.items():
+                    self._driver.engine.accept_gradient(self.stage, slot, screening, aggregate)
+            return update
 
     def _agreed(self, state: StepState) -> dict[str, pb.Done] | None:
         """The newest Done of each live seat, once all of them know of everything that this stage lost."""
@@ -130,63 +197,128 @@ class Reducer:
     def _fingerprint(self, dones: dict[str, pb.Done] | None) -> list[tuple[str, int]] | None:
         return None if dones is None else sorted((account, done.round) for account, done in dones.items())
 
-    async def _sum(
-        self, state: StepState, dones: dict[str, pb.Done], round_: int, key: SlotSession
-    ) -> tuple[pb.StageSum, torch.Tensor] | str:
-        """One replica's checked sum, or why there is none."""
+    async def _sum(self, state: StepState, dones: dict[str, pb.Done], round_: int, key: SlotSession) -> Handed | Lost:
+        """One replica's sum, or why there is none."""
         slot, session_id = key
-        parts = union_of(self.context, dones, slot, session_id)
-        commitments = [c for part in parts for c in part.commitments]
-        microbatches = [m for part in parts for m in part.microbatches]
+        parts = tuple(parts_of(self.context, dones, slot, session_id))
+        commitments = [c for _, part in parts for c in part.commitments]
         session = self._relay.sessions.get(slot)
         if session is None or session.closed or session.session != session_id:
-            return "the worker is gone, and its sum with it"
+            return Lost("the worker is gone, and its sum with it")
         request = pb.SumRequest(step=state.step, round=round_, commitments=commitments, weights_hash=self._weights_hash)
         try:
             answer = await session.gradient(request, SUM_SECONDS)
             with self._meter.section("crypto"):
-                flat = self._open(answer, request, session)
-            sketches = [decode(part.sketch, shape=(64,), dtype=torch.float32) for part in parts]
-        except (PeerGone, ProtocolError) as error:
-            return str(error)[:200]
+                signed, flat = self._open(answer, session)
+            sketches = [decode(part.sketch, shape=(64,), dtype=torch.float32) for _, part in parts]
+        except (PeerGone, ProtocolError, ValueError) as error:
+            return Lost(str(error)[:200])
+        if (answer.step, answer.sequence) != (state.step, request.sequence):
+            return Lost(f"a stage gradient numbered {answer.sequence} of step {answer.step}")
+        claim = pb.GradientSum()
+        claim.CopyFrom(answer)
+        claim.ClearField("gradient")
+        due = (step_record.accepted_set_digest(commitments), len(commitments), self._weights_hash)
+        if (answer.accepted_set, answer.count, answer.weights_hash) != due:
+            return Lost("a signed sum over another set, or from other weights, than asked for", claim)
         with self._meter.section("check"):
             problem = self._problem(state.step, flat, sketches)
-        if problem:
-            return problem
-        return (
-            pb.StageSum(
-                slot=slot,
-                session=session_id,
-                count=len(commitments),
-                accepted_set=answer.accepted_set,
-                gradient_hash=answer.gradient_hash,
-                microbatches=microbatches,
-                signature=answer.signature,
-                sequence=answer.sequence,
-            ),
-            flat,
+        entry = pb.StageSum(
+            slot=slot,
+            session=session_id,
+            count=len(commitments),
+            accepted_set=answer.accepted_set,
+            gradient_hash=answer.gradient_hash,
+            microbatches=[m for _, part in parts for m in part.microbatches],
+            signature=answer.signature,
+            sequence=answer.sequence,
         )
+        return Handed(entry, flat, signed, parts, claim, problem)
 
-    def _open(self, answer: pb.GradientSum, request: pb.SumRequest, session: WorkerSession) -> torch.Tensor:
-        accepted = step_record.accepted_set_digest(request.commitments)
-        if answer.accepted_set != accepted or answer.count != len(request.commitments):
-            raise ProtocolError("set", "the sum is over another set than the accepted one")
-        if answer.sequence != request.sequence or answer.weights_hash != self._weights_hash:
-            raise ProtocolError("sequence", f"a stage gradient numbered {answer.sequence}")
+    def _open(self, answer: pb.GradientSum, session: WorkerSession) -> tuple[SignedSum, torch.Tensor]:
         flat = decode(answer.gradient, shape=self.state.weights.shape, dtype=torch.float32)
         if encoded_hash(answer.gradient) != answer.gradient_hash:
             raise ProtocolError("digest", "the stage gradient is not the signed one")
-        message = session.key.gradient(
-            sequence=answer.sequence,
-            step=answer.step,
-            accepted_set=accepted,
-            count=answer.count,
-            gradient_hash=answer.gradient_hash,
-            weights_hash=answer.weights_hash,
-        )
-        if recover(digest(self.context.domain, message), answer.signature) != session.slot.hot_key:
+        message = claimed(session.key, answer)
+        hashed = digest(self.context.domain, message)
+        if recover(hashed, answer.signature) != session.slot.hot_key:
             raise ProtocolError("signature", "the stage gradient is not signed by this slot")
-        return flat
+        return SignedSum(message, hashed, answer.signature), flat
+
+    # ---- judging
+
+    async def _examined(self, state: StepState, handed: list[Handed]) -> bool:
+        """Whether every sum may be added up. Else one of them is dropped by now, and the round begins anew."""
+        policy = self.context.policy
+        if not policy.confirms:
+            # Nobody recomputes under this policy: what contradicts itself is left out.
+            wrong = [one for one in handed if one.problem]
+            for one in wrong:
+                await self._exclude(state, one.key, Lost(one.problem, one.claim))
+            return not wrong
+        with self._meter.section("check"):
+            self._judged.screenings = self._screened(handed)
+        warm = state.step < self.context.spec.verification.warmup_steps
+        share = audit.gradient_share_ppm(policy, in_warmup=warm)
+        # The worst first: when it is out, the others' mean says more about the rest.
+        for one in sorted(handed, key=self._order):
+            verdict = self._judged.screenings[one.entry.slot].verdict
+            suspect = bool(one.problem) or verdict.kind is not VerdictKind.ACCEPT
+            drawn = audit.is_gradient_audited(self._driver.secret, one.signed.digest, share)
+            if one.content in self._judged.cleared or not (suspect or drawn):
+                continue
+            if not await self._cleared(state, one, verdict, suspect):
+                return False
+            self._judged.cleared.add(one.content)
+        return True
+
+    def _screened(self, handed: list[Handed]) -> dict[int, Screening]:
+        """Slot -> screening of its mean gradient against the mean of the others' means."""
+        means = {one.entry.slot: one.flat / max(one.entry.count, 1) for one in handed}
+        finite = [slot for slot, mean in sorted(means.items()) if all_finite(mean)]
+        found = {}
+        for slot, mean in means.items():
+            rest = [means[other] for other in finite if other != slot]
+            others = None
+            if rest:
+                others = rest[0].clone()
+                for one in rest[1:]:
+                    others += one
+                others /= len(rest)
+            found[slot] = self._driver.engine.screen_gradient(self.stage, slot, mean, others)
+        return found
+
+    def _order(self, one: Handed) -> tuple[bool, bool, float, int]:
+        """Sums that contradict themselves, then suspects by how far they lie outside their fences."""
+        verdict = self._judged.screenings[one.entry.slot].verdict
+        return not one.problem, verdict.kind is VerdictKind.ACCEPT, -_outside(verdict), one.entry.slot
+
+    async def _cleared(self, state: StepState, one: Handed, screened: Verdict, suspect: bool) -> bool:
+        """Recompute a sum whole. False: it was wrong, or suspect and nobody could say, and is dropped."""
+        if one.problem:
+            screened = Verdict(VerdictKind.SUSPECT, one.problem, screened.scores)
+        whole = await self._whole.judge(one.signed, one.flat, one.parts)
+        self._teller.gradient(one.entry.slot, self.stage, state.step, screened, whole.verdict)
+        if whole.verdict.kind is VerdictKind.ACCEPT:
+            return True
+        if whole.verdict.kind is VerdictKind.INCONCLUSIVE:
+            if suspect:
+                await self._exclude(state, one.key, Lost(f"{screened.reason}; {whole.verdict.reason}"[:300]))
+            return not suspect
+        await self._convict(state, one, screened, whole)
+        return False
+
+    async def _convict(self, state: StepState, one: Handed, screened: Verdict, whole: Whole) -> None:
+        reason = whole.verdict.reason[:200]
+        if whole.backwards is None:
+            # Nobody else can be shown it, so nobody is accused; the lie is not paid.
+            await self._exclude(state, one.key, Lost(f"{reason}; too large for evidence", one.claim))
+            return
+        offence = GradientOffence(one.signed, whole.backwards, one.flat, screened, whole.verdict, state.step)
+        if await self._charge(offence):
+            self._driver.engine.convict(one.entry.slot)
+        else:
+            await self._exclude(state, one.key, Lost(f"{reason}; no quorum agreed"))
 
     def _problem(self, step: int, flat: torch.Tensor, sketches: list[torch.Tensor]) -> str:
         """Finite, and its sketch is the sum of the accepted sketches."""
@@ -201,8 +333,9 @@ class Reducer:
 
     def _step(
         self, state: StepState, dones: dict[str, pb.Done], sums: list[tuple[pb.StageSum, torch.Tensor]]
-    ) -> Update:
-        """Aggregate in slot order, AdamW, commitment. Runs in a thread; the new state is adopted by ``adopt``."""
+    ) -> tuple[Update, torch.Tensor]:
+        """Aggregate in slot order, AdamW, commitment; the aggregate [N] too. Runs in a thread; the new state is adopted
+        by ``adopt``."""
         with self._meter.section("reduce"):
             gradient = robust.aggregate(
                 self.context.spec.verification.aggregation, [flat for _, flat in sums], [s.count for s, _ in sums]
@@ -237,7 +370,7 @@ class Reducer:
                 signature=self.context.sign(message),
                 rounds=[pb.DriverRound(verifier=account, round=done.round) for account, done in dones.items()],
             )
-            return Update(aggregate, payload)
+            return Update(aggregate, payload), gradient
 
     @property
     def after(self) -> StageState:
@@ -248,6 +381,41 @@ class Reducer:
         """The step's record is final: its weights are canonical now."""
         self.state = self._after
         self._weights_hash, self._state_hash = self._after_hashes
+
+
+def _outside(verdict: Verdict) -> float:
+    """How far the worst score lies beyond its fence, in widths between its fences."""
+    worst = 0.0
+    for score in verdict.scores:
+        if score.low_e6 is not None and score.high_e6 is not None:
+            width = max(score.high_e6 - score.low_e6, 1)
+            worst = max(worst, (score.low_e6 - score.value_e6) / width, (score.value_e6 - score.high_e6) / width)
+    return worst
+
+
+def claimed(key: SessionKey, answer: pb.GradientSum) -> StageGradient:
+    """The message under a stage gradient's signature."""
+    return key.gradient(
+        sequence=answer.sequence,
+        step=answer.step,
+        accepted_set=answer.accepted_set,
+        count=answer.count,
+        gradient_hash=answer.gradient_hash,
+        weights_hash=answer.weights_hash,
+    )
+
+
+def is_lie(context: SeatContext, sender: str, exclude: pb.Exclude) -> bool:
+    """Whether the primary ``sender`` shows a stage gradient that this slot signed in this step: without it an exclusion
+    is an accident, whatever the primary says."""
+    slot, claim = context.slots.get(exclude.slot.slot), exclude.claim
+    if not exclude.HasField("claim") or slot is None or claim.step != exclude.step:
+        return False
+    key = SessionKey(context.job_id, slot.slot, slot.nonce, sender, exclude.slot.session)
+    try:
+        return recover(digest(context.domain, claimed(key, claim)), claim.signature) == slot.hot_key
+    except (ProtocolError, ValueError):
+        return False
 
 
 def to_stage_sum(entry: pb.StageSum) -> step_record.StageSum:

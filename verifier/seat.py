@@ -30,14 +30,15 @@ from verifier.context import SeatContext
 from verifier.docket import Docket
 from verifier.driver import Driver
 from verifier.meter import Meter
-from verifier.payroll import Payroll
+from verifier.payroll import Payroll, payable
 from verifier.peers import Peers
 from verifier.recompute import Recomputer
-from verifier.reduce import Reducer, Update, check_aggregate
+from verifier.reduce import Lost, Reducer, Update, check_aggregate, is_lie
 from verifier.relay import Relay, WorkerSession
-from verifier.step import StepState, check_done, sets_of
+from verifier.step import SlotSession, StepState, check_done, sets_of
 from verifier.telling import Teller
 from verifier.weights import WeightsStore
+from verifier.whole import WholeGradients
 
 log = logging.getLogger("verifier")
 
@@ -104,8 +105,20 @@ class Seat:
             self.docket.barred,
             self.docket.on_ban,
         )
+        self.whole = WholeGradients(context, self.peers, self.recomputer, self.driver, self._data_hashes)
         self.reducers = {
-            stage: Reducer(context, self.relay, stage, self.meter, self._exclude) for stage in context.my_stages
+            stage: Reducer(
+                context,
+                self.relay,
+                stage,
+                self.meter,
+                self.driver,
+                self.whole,
+                self.teller,
+                self._exclude,
+                self.docket.charge,
+            )
+            for stage in context.my_stages
         }
         self.book: dict[int, StepState] = {}
         self.step = 0
@@ -333,7 +346,7 @@ class Seat:
             step=state.step,
             record_hash=digest(c.domain, record),
             signature=c.sign(record),
-            units=self.payroll.close_step(state.step, self.driver.units, barred),
+            units=self.payroll.close_step(state.step, self._units(state), barred),
             counts=self.payroll.counts(),
             secret=self._secret,
         )
@@ -368,6 +381,10 @@ class Seat:
         if epoch is not None:
             self.phase = "closing the epoch"
             await self.closing.end_epoch(self.last)
+
+    def _units(self, state: StepState) -> dict[int, int]:
+        backwards = ((entry.slot, entry.session) for entry in self.driver.accepted)
+        return payable(self.driver.units, backwards, state.lies)
 
     def _adopt(self, state: StepState, updates: dict[int, Update], signed: pb.SignedRecord) -> None:
         self.weights.hashes[state.step + 1] = list(signed.new_weights)
@@ -413,6 +430,8 @@ class Seat:
             self.docket.take(self._check_step(message.quarantine.step), message.quarantine)
         elif kind == "weights_query":
             return pb.SeatMessage(weights_answer=await self._serve(message.weights_query))
+        elif kind == "held_query":
+            return pb.SeatMessage(held_answer=self.whole.serve(message.held_query))
         elif kind == "counts_query":
             return pb.SeatMessage(counts=self.payroll.counts())
         elif kind == "closed":
@@ -439,7 +458,7 @@ class Seat:
         primary = self.context.primary(self.context.stage_of(slot.slot)).account
         if sender != primary:
             raise ProtocolError("exclude", f"only {primary} reduces slot {slot.slot}")
-        state.exclude(slot.slot, slot.session, slot.reason)
+        state.exclude(slot.slot, slot.session, slot.reason, lie=is_lie(self.context, sender, exclude))
 
     def _take_aggregate(self, sender: str, aggregate: pb.Aggregate) -> None:
         if aggregate.stage >= self.context.num_stages or sender != self.context.primary(aggregate.stage).account:
@@ -461,11 +480,14 @@ class Seat:
 
     # ---- faults
 
-    async def _exclude(self, state: StepState, slot: int, session: int, reason: str) -> None:
-        if not state.exclude(slot, session, reason):
+    async def _exclude(self, state: StepState, key: SlotSession, lost: Lost) -> None:
+        slot, session = key
+        if not state.exclude(slot, session, lost.reason, lie=lost.claim is not None):
             return
-        log.info("step %d: the sum of slot %d is dropped: %s", state.step, slot, reason)
-        message = pb.Exclude(step=state.step, slot=pb.SlotSession(slot=slot, session=session, reason=reason))
+        log.info("step %d: the sum of slot %d is dropped: %s", state.step, slot, lost.reason)
+        message = pb.Exclude(step=state.step, slot=pb.SlotSession(slot=slot, session=session, reason=lost.reason))
+        if lost.claim is not None:
+            message.claim.CopyFrom(lost.claim)
         await self.peers.broadcast(pb.SeatMessage(exclude=message))
 
     # ---- workers

@@ -26,6 +26,8 @@ class StepState:
     record_signatures: dict[str, pb.RecordSignature] = field(default_factory=dict)
     excluded: dict[SlotSession, str] = field(default_factory=dict)
     """(slot, session) whose sum of this step is dropped whole -> why"""
+    lies: set[SlotSession] = field(default_factory=set)
+    """Of those, the sums that were dropped for a lie of the worker: its backwards of this step are not paid"""
     quarantines: dict[int, pb.Quarantine] = field(default_factory=dict)
     """slot -> certificate signed by q seats, first reached in this step"""
 
@@ -53,11 +55,13 @@ class StepState:
         """Whether what this worker did in this step is dropped."""
         return slot in self.quarantines or (slot, session) in self.excluded
 
-    def exclude(self, slot: int, session: int, reason: str) -> bool:
+    def exclude(self, slot: int, session: int, reason: str, *, lie: bool = False) -> bool:
         """Returns whether that was news."""
         if (slot, session) in self.excluded:
             return False
         self.excluded[slot, session] = reason
+        if lie:
+            self.lies.add((slot, session))
         self.changed()
         return True
 
@@ -68,12 +72,19 @@ def sets_of(done: pb.Done) -> list[step_record.AcceptedSet]:
 
 def union_of(context: SeatContext, dones: dict[str, pb.Done], slot: int, session: int) -> list[pb.AcceptedSet]:
     """What each driver, in seat order, accepted of one worker session."""
-    found = []
-    for seat in context.seats:
-        for entry in dones[seat.account].sets:
-            if entry.slot == slot and entry.session == session:
-                found.append(entry)
-    return found
+    return [entry for _, entry in parts_of(context, dones, slot, session)]
+
+
+def parts_of(
+    context: SeatContext, dones: dict[str, pb.Done], slot: int, session: int
+) -> list[tuple[str, pb.AcceptedSet]]:
+    """The same, each with its driver's account."""
+    return [
+        (seat.account, entry)
+        for seat in context.seats
+        for entry in dones[seat.account].sets
+        if entry.slot == slot and entry.session == session
+    ]
 
 
 def check_done(context: SeatContext, account: str, done: pb.Done) -> None:

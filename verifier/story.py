@@ -9,8 +9,9 @@ from typing import Any
 
 from sentinel_market.errors import ConfigError, ProtocolError
 from verifier.check.verdict import E6, Score
-from verifier.evidence.bundle import Bundle, describe, printable
-from verifier.evidence.files import MANIFEST, bundle_digest, parse_json, read_bundle
+from verifier.evidence.bundle import printable
+from verifier.evidence.dispatch import AnyBundle, describe_any, read_any
+from verifier.evidence.files import MANIFEST, bundle_digest, parse_json
 from verifier.evidence.history import history_from_json, history_lines
 
 LOGS = ("events.jsonl", "verifier/*/events.jsonl", "homes/*/verifier/*/events.jsonl")
@@ -71,7 +72,7 @@ class Records:
     """All that was found: verdict events in the order of time, and bundles. ``problems``: what could not be read."""
 
     verdicts: list[dict[str, Any]] = field(default_factory=list)
-    bundles: list[tuple[Path, Bundle, str]] = field(default_factory=list)
+    bundles: list[tuple[Path, AnyBundle, str]] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
     def add_log(self, path: Path) -> None:
@@ -99,7 +100,7 @@ class Records:
         try:
             digest = bundle_digest(directory).hex()
             if all(known != digest for _, _, known in self.bundles):
-                self.bundles.append((directory, read_bundle(directory), digest))
+                self.bundles.append((directory, read_any(directory), digest))
         except ProtocolError as error:
             self.problems.append(f"{directory}: {error}")
 
@@ -150,14 +151,14 @@ def stories(found: Records, slot: int | None = None, step: int | None = None) ->
     return sorted(result, key=lambda one: (one.step, one.slot))
 
 
-def story_of_bundle(directory: Path, bundle: Bundle, digest: str) -> Story:
+def story_of_bundle(directory: Path, bundle: AnyBundle, digest: str) -> Story:
     """A bundle alone: what it says of itself."""
     m = bundle.commitment.message
     return Story(
         m.slot,
         m.step,
         printable(f"{bundle.verdict.kind.value}: {bundle.verdict.reason}"),
-        describe(bundle)[:-1],
+        describe_any(bundle)[:-1],
         list(bundle.screening.scores),
         evidence=[f"{directory} ({digest})"],
     )
@@ -170,7 +171,7 @@ def _accusation(found: Records, v: dict[str, Any]) -> Story:
     mine = [(d, b, h) for d, b, h in found.bundles if _concerns(b, slot, step)]
     mine.sort(key=lambda one: one[2] != v.get("evidence"))
     if mine:
-        story.happened += describe(mine[0][1])[:-1]
+        story.happened += describe_any(mine[0][1])[:-1]
         story.scores = list(mine[0][1].screening.scores)
         story.evidence = [f"{d} ({h})" for d, _, h in mine]
     else:
@@ -192,7 +193,7 @@ def _accusation(found: Records, v: dict[str, Any]) -> Story:
     return story
 
 
-def _concerns(bundle: Bundle, slot: int, step: int) -> bool:
+def _concerns(bundle: AnyBundle, slot: int, step: int) -> bool:
     message = bundle.commitment.message
     return (message.slot, message.step) == (slot, step)
 

@@ -60,6 +60,16 @@ class Teller:
             log.info("step %s slot %d SUSPECT: %s", where.get("step"), slot, verdict.reason)
             self._events.verdict({"kind": "suspect", **told, **_crossing(verdict)})
 
+    def gradient(self, slot: int, stage: int, step: int, screened: Verdict, whole: Verdict) -> None:
+        """A whole stage gradient was recomputed: what raised suspicion (an ACCEPT: a draw), and what came out."""
+        told: dict[str, object] = {"slot": slot, "nonce": self.context.slots[slot].nonce, "step": step, "stage": stage}
+        told["driver"] = self.context.account
+        if screened.kind is VerdictKind.SUSPECT:
+            log.info("step %d slot %d, stage gradient SUSPECT: %s", step, slot, screened.reason)
+            reason = f"stage gradient: {screened.reason}"
+            self._events.verdict({"kind": "suspect", "reason": reason, **told, **_crossing(screened)})
+        self._events.verdict({"kind": "whole gradient", "verdict": whole.kind.value, "reason": whole.reason, **told})
+
     def costs(self, sessions: Iterable[WorkerSession]) -> None:
         """What the workers say of their CPU time."""
         for session in sessions:

@@ -15,7 +15,7 @@ from sentinel_market.errors import ConfigError, JobSpecError, ProtocolError, Use
 
 if TYPE_CHECKING:  # torch is slow to import
     from sentinel_market.domain.job_spec import JobSpec
-    from verifier.evidence import Bundle, Known, ReplayResult
+    from verifier.evidence import AnyBundle, Known, ReplayResult
 
 MAX_TAR_BYTES = 4 << 30
 DIFFERS = 5
@@ -107,20 +107,19 @@ def replay_(
     Exit code 0: the files give the verdict that they state. 5: they give another one. 6: they prove nothing, because
     a digest, a signature, the chain of inputs or something that was pinned does not hold.
     """
-    from verifier.evidence import bundle_digest, read_bundle
-    from verifier.evidence.replay import replay
+    from verifier.evidence import bundle_digest, read_any, replay_any
 
     if weights is not None and not weights.exists():
         raise ConfigError(f"--weights {weights} does not exist; give the file of the stage's weights or their folder")
     with opened(source) as (directory, beside):
         is_file = weights is not None and weights.is_file()
-        bundle = read_bundle(
+        bundle = read_any(
             directory,
             weights_directory=beside if weights is None or is_file else weights,
             weights_path=weights if is_file else None,
         )
         known, notes = _known(app, bundle, signer, chain_id, contract, job_file)
-        result = replay(bundle, bundle_digest(directory), known)
+        result = replay_any(bundle, bundle_digest(directory), known)
     code = PROVES_NOTHING if not result.admissible else 0 if result.as_stated else DIFFERS
     app.emit(_replay_json(bundle, result, notes, code), "\n".join(_replay_lines(result, notes, code)))
     return code
@@ -135,7 +134,7 @@ def _replay_lines(result: ReplayResult, notes: list[str], code: int) -> list[str
     return [*result.lines(), *(f"note: {note}" for note in notes), end[code]]
 
 
-def _replay_json(bundle: Bundle, result: ReplayResult, notes: list[str], code: int) -> dict[str, Any]:
+def _replay_json(bundle: AnyBundle, result: ReplayResult, notes: list[str], code: int) -> dict[str, Any]:
     message = bundle.commitment.message
     return {
         "verdict": result.verdict.kind.value,
@@ -160,7 +159,7 @@ def _replay_json(bundle: Bundle, result: ReplayResult, notes: list[str], code: i
 
 
 def _known(
-    app: App, bundle: Bundle, signer: str | None, chain_id: int | None, contract: str | None, job_file: Path | None
+    app: App, bundle: AnyBundle, signer: str | None, chain_id: int | None, contract: str | None, job_file: Path | None
 ) -> tuple[Known, list[str]]:
     """What the command line pins, and what it leaves to be believed."""
     import dataclasses
@@ -214,8 +213,8 @@ def load_spec(path: Path) -> JobSpec:
     return JobSpec.from_canonical(head) if head.startswith(b"{") else load_job_file(path)
 
 
-def _data_hashes(app: App, bundle: Bundle, spec: JobSpec, notes: list[str]) -> frozenset[bytes] | None:
-    """Hashes of the rows that the job's data gives for this microbatch; None where the data is not at hand."""
+def _data_hashes(app: App, bundle: AnyBundle, spec: JobSpec, notes: list[str]) -> frozenset[bytes] | None:
+    """Hashes of the rows that the job's data gives for these microbatches; None where the data is not at hand."""
     from sentinel_market.cli.job import checked_corpus
     from sentinel_market.data.corpus import batch
     from sentinel_market.wire.tensors import tensor_hash
@@ -231,26 +230,29 @@ def _data_hashes(app: App, bundle: Bundle, spec: JobSpec, notes: list[str]) -> f
         notes.append(f"the token rows are believed, since the job's data is not here: {error}")
         return None
     message = bundle.commitment.message
-    rows = batch(
-        corpus.train,
-        seed=spec.seed,
-        step=message.step,
-        microbatch=message.microbatch,
-        batch_size=spec.training.microbatch_size,
-        seq_len=spec.model.seq_len,
-    )
-    return frozenset(tensor_hash(tensor) for tensor in rows)
+    found: set[bytes] = set()
+    for microbatch in set(bundle.microbatches):
+        rows = batch(
+            corpus.train,
+            seed=spec.seed,
+            step=message.step,
+            microbatch=microbatch,
+            batch_size=spec.training.microbatch_size,
+            seq_len=spec.model.seq_len,
+        )
+        found |= {tensor_hash(tensor) for tensor in rows}
+    return frozenset(found)
 
 
 @verb(evidence, "show", example="sentinel evidence show runs/*/evidence/step12-slot3-0011aabbccdd")
 @click.argument("source", metavar="DIR|TAR", type=click.Path(path_type=Path))
 def show(app: App, source: Path) -> None:
     """What is in a bundle: who is accused, of what, by which numbers, and every file. Nothing is recomputed."""
-    from verifier.evidence import bundle_digest, describe, read_bundle, read_manifest
+    from verifier.evidence import bundle_digest, describe_any, read_any, read_manifest
     from verifier.evidence.bundle import printable
 
     with opened(source) as (directory, beside):
-        bundle = read_bundle(directory, weights_directory=beside)
+        bundle = read_any(directory, weights_directory=beside)
         manifest = read_manifest(directory)
         digest = bundle_digest(directory).hex()
         sizes = {name: (directory / name).stat().st_size for name in manifest["files"] if (directory / name).is_file()}
@@ -262,7 +264,7 @@ def show(app: App, source: Path) -> None:
     weights = "not here" if bundle.weights is None else f"{bundle.weights.numel():,} numbers"
     lines = [
         f"evidence {digest}",
-        *describe(bundle),
+        *describe_any(bundle),
         "",
         table(("FILE", "BYTES", "DIGEST"), [(f["file"], f["bytes"], str(f["digest"])[:16]) for f in files]),
         f"weights {manifest['weights'][:16]}: {weights}",
@@ -272,7 +274,7 @@ def show(app: App, source: Path) -> None:
     app.emit(
         {
             "evidence_hash": digest,
-            "lines": describe(bundle),
+            "lines": describe_any(bundle),
             "files": files,
             "weights_here": bundle.weights is not None,
             "manifest": manifest,
@@ -286,10 +288,10 @@ def show(app: App, source: Path) -> None:
 @click.argument("target", metavar="TAR", type=click.Path(path_type=Path, dir_okay=False))
 def pack_(app: App, source: Path, target: Path) -> None:
     """Make one tar of a bundle, with the weights that it shares with others, to hand to somebody else."""
-    from verifier.evidence import bundle_digest, pack, read_bundle
+    from verifier.evidence import bundle_digest, pack, read_any
 
     with opened(source) as (directory, _):
-        bundle = read_bundle(directory)
+        bundle = read_any(directory)
         data = pack(directory, weights_directory=directory.absolute().parent / "weights")
         digest = bundle_digest(directory).hex()
     try:

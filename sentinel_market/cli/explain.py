@@ -68,7 +68,7 @@ def _from_files(
     source: Path | None, slot: int | None, step: int | None
 ) -> tuple[Records, list[Story], list[dict[str, Any]]]:
     from sentinel_market.cli.evidence import opened
-    from verifier.evidence import bundle_digest, read_bundle
+    from verifier.evidence import bundle_digest, read_any
     from verifier.story import Records, records_of, stories, story_of_bundle
 
     assert source is not None
@@ -76,7 +76,7 @@ def _from_files(
         raise ConfigError(f"{source} does not exist; give the directory of a run, a seat's home, or a bundle")
     if source.is_file() or (source / "manifest.json").is_file():
         with opened(source) as (directory, _):
-            bundle = read_bundle(directory)
+            bundle = read_any(directory)
             digest = bundle_digest(directory).hex()
         found = Records()
         home = source.absolute().parent.parent

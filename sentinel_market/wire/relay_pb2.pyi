@@ -275,7 +275,7 @@ class Envelope(_message.Message):
     def __init__(self, job_id: _Optional[int] = ..., sender: _Optional[str] = ..., recipient: _Optional[str] = ..., sequence: _Optional[int] = ..., body: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class SeatMessage(_message.Message):
-    __slots__ = ("ping", "done", "exclude", "aggregate", "record_signature", "accuse", "report_signature", "quarantine", "weights_query", "weights_answer", "settlement", "settlement_signature", "error", "start", "counts_query", "counts", "closed")
+    __slots__ = ("ping", "done", "exclude", "aggregate", "record_signature", "accuse", "report_signature", "quarantine", "weights_query", "weights_answer", "settlement", "settlement_signature", "error", "start", "counts_query", "counts", "closed", "held_query", "held_answer")
     PING_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
     EXCLUDE_FIELD_NUMBER: _ClassVar[int]
@@ -293,6 +293,8 @@ class SeatMessage(_message.Message):
     COUNTS_QUERY_FIELD_NUMBER: _ClassVar[int]
     COUNTS_FIELD_NUMBER: _ClassVar[int]
     CLOSED_FIELD_NUMBER: _ClassVar[int]
+    HELD_QUERY_FIELD_NUMBER: _ClassVar[int]
+    HELD_ANSWER_FIELD_NUMBER: _ClassVar[int]
     ping: Ping
     done: Done
     exclude: Exclude
@@ -310,7 +312,9 @@ class SeatMessage(_message.Message):
     counts_query: CountsQuery
     counts: SeatCounts
     closed: Closed
-    def __init__(self, ping: _Optional[_Union[Ping, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., exclude: _Optional[_Union[Exclude, _Mapping]] = ..., aggregate: _Optional[_Union[Aggregate, _Mapping]] = ..., record_signature: _Optional[_Union[RecordSignature, _Mapping]] = ..., accuse: _Optional[_Union[Accuse, _Mapping]] = ..., report_signature: _Optional[_Union[ReportSignature, _Mapping]] = ..., quarantine: _Optional[_Union[Quarantine, _Mapping]] = ..., weights_query: _Optional[_Union[WeightsQuery, _Mapping]] = ..., weights_answer: _Optional[_Union[WeightsAnswer, _Mapping]] = ..., settlement: _Optional[_Union[SettlementProposal, _Mapping]] = ..., settlement_signature: _Optional[_Union[SettlementSignature, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., counts_query: _Optional[_Union[CountsQuery, _Mapping]] = ..., counts: _Optional[_Union[SeatCounts, _Mapping]] = ..., closed: _Optional[_Union[Closed, _Mapping]] = ...) -> None: ...
+    held_query: HeldQuery
+    held_answer: HeldAnswer
+    def __init__(self, ping: _Optional[_Union[Ping, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., exclude: _Optional[_Union[Exclude, _Mapping]] = ..., aggregate: _Optional[_Union[Aggregate, _Mapping]] = ..., record_signature: _Optional[_Union[RecordSignature, _Mapping]] = ..., accuse: _Optional[_Union[Accuse, _Mapping]] = ..., report_signature: _Optional[_Union[ReportSignature, _Mapping]] = ..., quarantine: _Optional[_Union[Quarantine, _Mapping]] = ..., weights_query: _Optional[_Union[WeightsQuery, _Mapping]] = ..., weights_answer: _Optional[_Union[WeightsAnswer, _Mapping]] = ..., settlement: _Optional[_Union[SettlementProposal, _Mapping]] = ..., settlement_signature: _Optional[_Union[SettlementSignature, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., counts_query: _Optional[_Union[CountsQuery, _Mapping]] = ..., counts: _Optional[_Union[SeatCounts, _Mapping]] = ..., closed: _Optional[_Union[Closed, _Mapping]] = ..., held_query: _Optional[_Union[HeldQuery, _Mapping]] = ..., held_answer: _Optional[_Union[HeldAnswer, _Mapping]] = ...) -> None: ...
 
 class Ping(_message.Message):
     __slots__ = ("step", "phase")
@@ -397,12 +401,66 @@ class Done(_message.Message):
     def __init__(self, step: _Optional[int] = ..., round: _Optional[int] = ..., sets: _Optional[_Iterable[_Union[AcceptedSet, _Mapping]]] = ..., signature: _Optional[bytes] = ..., excluded: _Optional[_Iterable[_Union[SlotSession, _Mapping]]] = ..., quarantines: _Optional[_Iterable[_Union[Quarantine, _Mapping]]] = ..., root: _Optional[bytes] = ..., leaves: _Optional[int] = ..., next_secret_hash: _Optional[bytes] = ..., root_signature: _Optional[bytes] = ..., loss_sum_e6: _Optional[int] = ..., suspects: _Optional[int] = ..., confirmations: _Optional[int] = ..., audits: _Optional[int] = ..., checkpoint_baselines: _Optional[str] = ...) -> None: ...
 
 class Exclude(_message.Message):
-    __slots__ = ("step", "slot")
+    __slots__ = ("step", "slot", "claim")
     STEP_FIELD_NUMBER: _ClassVar[int]
     SLOT_FIELD_NUMBER: _ClassVar[int]
+    CLAIM_FIELD_NUMBER: _ClassVar[int]
     step: int
     slot: SlotSession
-    def __init__(self, step: _Optional[int] = ..., slot: _Optional[_Union[SlotSession, _Mapping]] = ...) -> None: ...
+    claim: GradientSum
+    def __init__(self, step: _Optional[int] = ..., slot: _Optional[_Union[SlotSession, _Mapping]] = ..., claim: _Optional[_Union[GradientSum, _Mapping]] = ...) -> None: ...
+
+class HeldQuery(_message.Message):
+    __slots__ = ("step", "commitment")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    COMMITMENT_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    commitment: bytes
+    def __init__(self, step: _Optional[int] = ..., commitment: _Optional[bytes] = ...) -> None: ...
+
+class SignedFrame(_message.Message):
+    __slots__ = ("slot", "nonce", "verifier", "session", "sequence", "step", "microbatch", "direction", "input_hash", "output_hash", "weights_hash", "signature")
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    VERIFIER_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    MICROBATCH_FIELD_NUMBER: _ClassVar[int]
+    DIRECTION_FIELD_NUMBER: _ClassVar[int]
+    INPUT_HASH_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_HASH_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_HASH_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    slot: int
+    nonce: int
+    verifier: str
+    session: int
+    sequence: int
+    step: int
+    microbatch: int
+    direction: int
+    input_hash: bytes
+    output_hash: bytes
+    weights_hash: bytes
+    signature: bytes
+    def __init__(self, slot: _Optional[int] = ..., nonce: _Optional[int] = ..., verifier: _Optional[str] = ..., session: _Optional[int] = ..., sequence: _Optional[int] = ..., step: _Optional[int] = ..., microbatch: _Optional[int] = ..., direction: _Optional[int] = ..., input_hash: _Optional[bytes] = ..., output_hash: _Optional[bytes] = ..., weights_hash: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class HeldAnswer(_message.Message):
+    __slots__ = ("backward", "upstream", "downstream", "sketch_hash", "input", "incoming")
+    BACKWARD_FIELD_NUMBER: _ClassVar[int]
+    UPSTREAM_FIELD_NUMBER: _ClassVar[int]
+    DOWNSTREAM_FIELD_NUMBER: _ClassVar[int]
+    SKETCH_HASH_FIELD_NUMBER: _ClassVar[int]
+    INPUT_FIELD_NUMBER: _ClassVar[int]
+    INCOMING_FIELD_NUMBER: _ClassVar[int]
+    backward: SignedFrame
+    upstream: SignedFrame
+    downstream: SignedFrame
+    sketch_hash: bytes
+    input: bytes
+    incoming: bytes
+    def __init__(self, backward: _Optional[_Union[SignedFrame, _Mapping]] = ..., upstream: _Optional[_Union[SignedFrame, _Mapping]] = ..., downstream: _Optional[_Union[SignedFrame, _Mapping]] = ..., sketch_hash: _Optional[bytes] = ..., input: _Optional[bytes] = ..., incoming: _Optional[bytes] = ...) -> None: ...
 
 class StageSum(_message.Message):
     __slots__ = ("slot", "session", "count", "accepted_set", "gradient_hash", "microbatches", "signature", "sequence")

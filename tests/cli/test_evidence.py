@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from sentinel_market.domain.job_spec import template
 from tests.cli.test_cli import Cli
+from tests.evidence.sums import flipped, make_worlds, summed
 from tests.evidence.world import (
     CONFIG,
     DOMAIN,
@@ -32,7 +33,7 @@ from tests.evidence.world import (
     make_world,
 )
 from verifier.check import BACKWARD, FORWARD, Verdict, VerdictKind
-from verifier.evidence import Happened, pack, write_bundle
+from verifier.evidence import Happened, pack, write_bundle, write_gradient_bundle
 from verifier.evidence.history import Event
 
 CONTRACT = DOMAIN.verifying_contract
@@ -79,6 +80,22 @@ def test_replay_of_a_directory_and_of_its_tar(sentinel: Cli, bundle: Path, tmp_p
     assert (one["verdict"], one["as_stated"], one["exit_code"], one["slot"]) == ("VIOLATION", True, 0, 2)
     assert all(check["ok"] for check in one["checks"])
     assert one["comparisons"] == [{"criterion": "relative", "agrees": False, "error_e6": 2_000_000, "limit_e6": 100}]
+
+
+def test_a_bundle_of_a_whole_gradient_is_taken_like_any_other(sentinel: Cli, tmp_path: Path) -> None:
+    source, tar = tmp_path / "sum", tmp_path / "sum.tar"
+    write_gradient_bundle(source, summed(make_worlds(), 1, flipped))
+    assert sentinel.json("evidence", "pack", source, tar)["weights"] is True
+    for place in (source, tar):
+        found = sentinel.json("evidence", "replay", place, "--signer", KEYS[2].address)
+        assert (found["verdict"], found["as_stated"], found["slot"], found["step"]) == ("VIOLATION", True, 2, STEP)
+        assert "chain of backwards" in {check["name"] for check in found["checks"]}
+        sentinel("evidence", "replay", place, "--signer", KEYS[3].address, code=6)
+        for verb in (("evidence", "show"), ("explain",)):
+            assert "sum of 3 gradients of step 11" in sentinel(*verb, place).output
+    damaged = next((source / "tensors").iterdir())
+    damaged.write_bytes(damaged.read_bytes()[:-4])
+    assert "digest differs" in sentinel("evidence", "replay", source, code=6).output
 
 
 def test_a_bundle_that_says_otherwise_is_code_5(sentinel: Cli, world: World, tmp_path: Path) -> None:

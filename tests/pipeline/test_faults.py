@@ -222,8 +222,8 @@ def test_a_dead_seat_stops_the_run_which_names_it_and_its_stages(tmp_path: Path)
     assert all("seat 1" in reason for reason in mesh.worker_errors.values())
 
 
-def test_a_replica_that_lies_in_its_sum_is_left_out_of_the_step(tmp_path: Path) -> None:
-    """Its frames were right, so nobody accuses it; its sum does not have their sketches."""
+def test_a_replica_that_lies_in_its_sum_is_convicted_and_its_sum_left_out(tmp_path: Path) -> None:
+    """Its frames were right; its sum does not have their sketches, and a recompute of the whole says who is wrong."""
     mesh = small(tmp_path)
     lies: list[int] = []
 
@@ -248,11 +248,9 @@ def test_a_replica_that_lies_in_its_sum_is_left_out_of_the_step(tmp_path: Path) 
     asyncio.run(mesh.train())
     recorded = multisets(mesh)
     assert len(lies) == 1
-    assert 3 not in recorded[lies[0]][1]
-    assert any(3 in step[1] for step in recorded[lies[0] + 1 :]), "the next steps are its own again"
-    reported = [s for s in mesh.events[0].steps if "excluded" in s]
-    assert [s["step"] for s in reported if s["excluded"]] == lies
-    nobody_is_accused(mesh)
+    assert all(3 not in step[1] for step in recorded[lies[0] :])
+    assert quarantined(mesh) == {3: lies[0]}
+    assert [slot for slot, _ in mesh.court.reports] == [3]
     equals_plain(mesh)
 
 

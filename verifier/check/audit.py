@@ -11,6 +11,9 @@ import blake3
 from verifier.check.policy import PPM, Policy
 
 _AUDIT = b"sentinel-market audit 1"
+_GRADIENT = b"sentinel-market gradient audit 1"
+GRADIENT_DIVISOR = 4
+"""Whole gradients are audited at this fraction of the share of frames: p_g = p / 4."""
 _STRAIGHT = b"sentinel-market straight to recompute 1"
 
 
@@ -39,3 +42,16 @@ def audit_share_ppm(policy: Policy, *, stage: int, num_stages: int, in_warmup: b
     share = policy.warmup_audit_share_ppm if in_warmup else policy.audit_share_ppm
     factor = policy.end_stage_factor if stage in (0, num_stages - 1) else 1
     return min(PPM, share * factor)
+
+
+def gradient_share_ppm(policy: Policy, *, in_warmup: bool) -> int:
+    """p_g, the share of (replica, step) gradients that the primary recomputes whole."""
+    if not policy.audits:
+        return 0
+    return (policy.warmup_audit_share_ppm if in_warmup else policy.audit_share_ppm) // GRADIENT_DIVISOR
+
+
+def is_gradient_audited(secret: bytes, commitment_hash: bytes, share_ppm: int) -> bool:
+    """Whether the stage gradient under this commitment (digest of a ``StageGradient``) owes a whole recompute within
+    its step. ``secret``: the primary's. Independent of the draws of frames."""
+    return _below(_GRADIENT, secret, commitment_hash, share_ppm)

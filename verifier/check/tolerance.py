@@ -106,6 +106,20 @@ def compare_sketch(claimed: torch.Tensor, reference: torch.Tensor, tolerance: To
     return Comparison(_ceil_e6(relative) <= tolerance.sketch_e6, _ceil_e6(relative), tolerance.sketch_e6, "sketch")
 
 
+def compare_sum(claimed: torch.Tensor, reference: torch.Tensor, lengths: float, tolerance: Tolerance) -> Comparison:
+    """The same for a sum of gradients [N], held to the limit of sketches. ``lengths``: the norms of its parts, added.
+    Where the parts cancel, the sum may be as wrong as they may: the error counts against whatever is larger, the
+    reference's norm or the parts' norms times ``relative_e6 / sketch_e6``."""
+    error = math.inf
+    if claimed.shape == reference.shape and math.isfinite(lengths):
+        b = reference.double()
+        apart = float((claimed.detach().cpu().double() - b).square().sum().sqrt())
+        scale = max(float(b.square().sum().sqrt()), lengths * tolerance.relative_e6 / tolerance.sketch_e6)
+        if math.isfinite(apart) and math.isfinite(scale):
+            error = apart / scale if scale > 0.0 else 0.0 if apart == 0.0 else math.inf
+    return Comparison(_ceil_e6(error) <= tolerance.sketch_e6, _ceil_e6(error), tolerance.sketch_e6, "gradient")
+
+
 def numeric_edge(recompute_a: torch.Tensor, recompute_b: torch.Tensor, tolerance: Tolerance) -> bool:
     """Whether this frame lies where rounding alone may exceed the tolerance: then the verdict is INCONCLUSIVE.
 

@@ -14,9 +14,13 @@
 
 The manifest names the digest of every file, and no file outside that list is read. Everything in a bundle comes from a
 stranger: sizes, names and JSON are checked before use.
+
+That is the bundle of one frame. One replica's whole stage gradient is in ``verifier.evidence.gradient``; ``read_any``,
+``replay_any`` and ``replay_bundle`` take both.
 """
 
 from verifier.evidence.bundle import Bundle, SignedCommitment, SignedReplay, describe, software_versions
+from verifier.evidence.dispatch import AnyBundle, describe_any, read_any, replay_any, replay_bundle
 from verifier.evidence.files import (
     bundle_digest,
     load_weights,
@@ -27,29 +31,44 @@ from verifier.evidence.files import (
     unpack,
     write_bundle,
 )
+from verifier.evidence.gradient import (
+    GradientBundle,
+    SignedGradient,
+    SummedBackward,
+    read_gradient_bundle,
+    write_gradient_bundle,
+)
 from verifier.evidence.history import Happened
 from verifier.evidence.recompute import Claim, Recomputed, judge, recompute_frame
-from verifier.evidence.replay import Check, Known, ReplayResult, replay_bundle
+from verifier.evidence.replay import Check, Known, ReplayResult
 from verifier.evidence.screening import rescreen, snapshot
 
 __all__ = [
+    "AnyBundle",
     "Bundle",
     "Check",
     "Claim",
+    "GradientBundle",
     "Happened",
     "Known",
     "Recomputed",
     "ReplayResult",
     "SignedCommitment",
+    "SignedGradient",
     "SignedReplay",
+    "SummedBackward",
     "bundle_digest",
     "describe",
+    "describe_any",
     "judge",
     "load_weights",
     "pack",
+    "read_any",
     "read_bundle",
+    "read_gradient_bundle",
     "read_manifest",
     "recompute_frame",
+    "replay_any",
     "replay_bundle",
     "rescreen",
     "share_weights",
@@ -57,4 +76,5 @@ __all__ = [
     "software_versions",
     "unpack",
     "write_bundle",
+    "write_gradient_bundle",
 ]

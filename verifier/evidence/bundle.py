@@ -93,6 +93,11 @@ class Bundle:
         """Stage of the accused slot: slots are numbered stage by stage."""
         return self.commitment.message.slot // self.num_replicas
 
+    @property
+    def microbatches(self) -> tuple[int, ...]:
+        """The one that the frame belongs to."""
+        return (self.commitment.message.microbatch,)
+
 
 def describe(bundle: Bundle) -> list[str]:
     """What happened, for people: who, where, which number crossed which fence, what the recompute said."""

@@ -8,6 +8,8 @@ import os
 import re
 import tarfile
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,8 @@ VERSION = 2
 MANIFEST = "manifest.json"
 MAX_MANIFEST_BYTES = 1 << 20
 MAX_FILES = 64
+MAX_TENSORS = 1024
+"""Files under ``tensors/``, which a bundle of a whole gradient has; they come on top of the others."""
 MAX_STAGES = 4096
 MAX_LAYERS = 4096
 MAX_DEPTH = 32
@@ -46,7 +50,7 @@ _STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"')
 _BRACKETS = re.compile(rb"[\[\]{}]")
 _NAME = re.compile(
     r"manifest\.json|baseline\.safetensors|(?:input|incoming|output|sketch|recompute|recompute_sketch)\.snt"
-    r"|replays/[0-9]{1,2}\.(?:output|sketch)\.snt|weights/[0-9a-f]{64}\.snt"
+    r"|replays/[0-9]{1,2}\.(?:output|sketch)\.snt|(?:weights|tensors)/[0-9a-f]{64}\.snt"
 )
 
 
@@ -82,14 +86,14 @@ def write_bundle(
     if bundle.weights is not None and bundle.weights.nbytes <= max_weights_bytes:
         data = encode(bundle.weights)
         path = (weights_directory or directory / "weights") / f"{encoded_hash(data).hex()}.snt"
-        _put(path, data)
+        put_weights(path, data)
     manifest = _manifest(bundle, {name: encoded_hash(data).hex() for name, data in files.items()})
     text = json.dumps(manifest, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
     (directory / MANIFEST).write_bytes(text)
     return blake3.blake3(text).digest()
 
 
-def _put(path: Path, data: bytes) -> None:
+def put_weights(path: Path, data: bytes) -> None:
     """Write weights under their digest, unless they are there already; what is there under a wrong name is replaced."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if not (path.is_file() and path.stat().st_size == len(data) and _file_digest(path) == path.stem):
@@ -131,10 +135,10 @@ def _manifest(bundle: Bundle, files: dict[str, str]) -> dict[str, object]:
         "num_replicas": bundle.num_replicas,
         "domain": asdict(bundle.domain),
         "model": {k: repr(v) if isinstance(v, float) else v for k, v in asdict(bundle.model).items()},
-        "commitment": _signed_to_json(bundle.commitment),
-        "upstream": [_signed_to_json(one) for one in bundle.upstream],
+        "commitment": signed_to_json(bundle.commitment),
+        "upstream": [signed_to_json(one) for one in bundle.upstream],
         "incoming_sketch_hash": None if bundle.incoming_sketch_hash is None else bundle.incoming_sketch_hash.hex(),
-        "replays": [_signed_to_json(one.commitment) for one in bundle.replays],
+        "replays": [signed_to_json(one.commitment) for one in bundle.replays],
         "policy": bundle.policy.to_json(),
         "tolerance": bundle.tolerance.to_json(),
         "screening": bundle.screening.to_json(),
@@ -147,7 +151,7 @@ def _manifest(bundle: Bundle, files: dict[str, str]) -> dict[str, object]:
     }
 
 
-def _signed_to_json(signed: SignedCommitment) -> dict[str, object]:
+def signed_to_json(signed: SignedCommitment) -> dict[str, object]:
     message = {k: v.hex() if isinstance(v, bytes) else v for k, v in asdict(signed.message).items()}
     return {"message": message, "signature": signed.signature.hex(), "signer": signed.signer}
 
@@ -200,9 +204,15 @@ def read_bundle(
     by their digest; ``weights_path`` is one file of any name and size that is the reader's own. Weights that are
     nowhere leave ``weights`` None.
     """
+    with as_evidence():
+        return _read(source, read_manifest(source), weights_directory, weights_path, max_bytes)
+
+
+@contextmanager
+def as_evidence() -> Iterator[None]:
+    """Whatever goes wrong with a stranger's manifest inside is ProtocolError("evidence")."""
     try:
-        data = read_manifest(source)
-        return _read(source, data, weights_directory, weights_path, max_bytes)
+        yield
     except ProtocolError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError, ConfigError, OSError, RecursionError) as error:
@@ -212,48 +222,48 @@ def read_bundle(
 def _read(
     source: Path, data: dict[str, Any], weights_directory: Path | None, weights_path: Path | None, max_bytes: int
 ) -> Bundle:
+    if data["kind"] != BAD_COMPUTE:
+        raise ProtocolError(
+            "evidence", f"kind {data['kind']!r:.40} is not {BAD_COMPUTE}, a frame that was computed wrong"
+        )
     files = data["files"]
     if not isinstance(files, dict) or len(files) > MAX_FILES:
         raise ProtocolError("evidence", f"a bundle lists at most {MAX_FILES} files")
 
     def load(name: str) -> torch.Tensor | None:
-        return _load(source / name, files[name], max_bytes) if name in files else None
+        return load_tensor(source / name, files[name], max_bytes) if name in files else None
 
     replays = tuple(
         SignedReplay(
-            commitment=_signed_from_json(one),
+            commitment=signed_from_json(one),
             output=load(f"replays/{index}.output.snt"),
             sketch=load(f"replays/{index}.sketch.snt"),
         )
         for index, one in enumerate(data["replays"][:MAX_FILES])
     )
-    commitment = _signed_from_json(data["commitment"])
+    commitment = signed_from_json(data["commitment"])
     given = load("input.snt")
     if given is None:
         raise ProtocolError("evidence", "the bundle has no input.snt")
     wanted = commitment.message.weights_hash.hex()
     if data["weights"] != wanted:
         raise ProtocolError("evidence", f"weights {data['weights']!r:.80} are not those that were signed, {wanted}")
-    weights = _find_weights(source, wanted, weights_directory, weights_path, max_bytes)
-    if data["kind"] != BAD_COMPUTE:
-        raise ProtocolError(
-            "evidence", f"kind {data['kind']!r:.40} is not {BAD_COMPUTE}, a frame that was computed wrong"
-        )
+    weights = find_weights(source, wanted, weights_directory, weights_path, max_bytes)
     dtype = data["dtype"]
     if dtype not in DTYPES:
         raise ProtocolError("evidence", f"dtype {dtype!r:.40} is none of {', '.join(DTYPES)}")
     sketch_hash = data["incoming_sketch_hash"]
     bundle = Bundle(
-        domain=_typed(Domain, data["domain"]),
-        model=_model(data["model"]),
-        num_stages=_count(data["num_stages"]),
-        num_replicas=_count(data["num_replicas"]),
+        domain=typed_from_json(Domain, data["domain"]),
+        model=model_from_json(data["model"]),
+        num_stages=checked_count(data["num_stages"]),
+        num_replicas=checked_count(data["num_replicas"]),
         commitment=commitment,
-        upstream=tuple(_signed_from_json(one) for one in data["upstream"][:MAX_FILES]),
+        upstream=tuple(signed_from_json(one) for one in data["upstream"][:MAX_FILES]),
         incoming_sketch_hash=None if sketch_hash is None else bytes.fromhex(sketch_hash),
         replays=replays,
         policy=Policy.from_json(data["policy"]),
-        tolerance=_typed(Tolerance, data["tolerance"]),
+        tolerance=typed_from_json(Tolerance, data["tolerance"]),
         screening=Verdict.from_json(data["screening"]),
         baseline=_baseline(source / BASELINE, files[BASELINE], max_bytes) if BASELINE in files else None,
         history=history_from_json(data["history"]),
@@ -277,7 +287,7 @@ def _read(
     return bundle
 
 
-def _find_weights(
+def find_weights(
     source: Path, wanted: str, weights_directory: Path | None, weights_path: Path | None, max_bytes: int
 ) -> torch.Tensor | None:
     if weights_path is not None:
@@ -285,7 +295,7 @@ def _find_weights(
     name = f"{wanted}.snt"
     for folder in (source / "weights", weights_directory, source.absolute().parent / "weights"):
         if folder is not None and (folder / name).is_file():
-            return _load(folder / name, wanted, max_bytes)
+            return load_tensor(folder / name, wanted, max_bytes)
     return None
 
 
@@ -314,13 +324,13 @@ def _baseline(path: Path, expected: str, max_bytes: int) -> Baseline:
     return Baseline.from_state_dict(state)
 
 
-def _count(value: object) -> int:
+def checked_count(value: object) -> int:
     if type(value) is not int or not 1 <= value <= MAX_STAGES:
         raise ProtocolError("evidence", f"{value!r} is no number of stages or replicas")
     return value
 
 
-def _load(path: Path, expected: str, max_bytes: int) -> torch.Tensor:
+def load_tensor(path: Path, expected: str, max_bytes: int) -> torch.Tensor:
     return decode(_checked_bytes(path, expected, max_bytes), max_bytes=max_bytes)
 
 
@@ -333,7 +343,7 @@ def _checked_bytes(path: Path, expected: str, max_bytes: int) -> bytes:
     return data
 
 
-def _typed(cls: type[Any], data: object) -> Any:
+def typed_from_json(cls: type[Any], data: object) -> Any:
     """A flat dataclass of strings and integers from JSON, every field present and of its type, nothing else."""
     if not isinstance(data, dict) or set(data) != {f.name for f in fields(cls)}:
         raise ProtocolError("evidence", f"{cls.__name__} has exactly the fields {[f.name for f in fields(cls)]}")
@@ -348,15 +358,15 @@ def _typed(cls: type[Any], data: object) -> Any:
     return cls(**values)
 
 
-def _signed_from_json(data: Any) -> SignedCommitment:
+def signed_from_json(data: Any) -> SignedCommitment:
     signer = data["signer"]
     if not isinstance(signer, str):
         raise ProtocolError("evidence", "signer must be an address")
-    message: FrameCommitment = _typed(FrameCommitment, data["message"])
+    message: FrameCommitment = typed_from_json(FrameCommitment, data["message"])
     return SignedCommitment(message=message, signature=bytes.fromhex(data["signature"]), signer=signer)
 
 
-def _model(data: Any) -> ModelConfig:
+def model_from_json(data: Any) -> ModelConfig:
     values: dict[str, Any] = {}
     for item in fields(ModelConfig):
         value = data[item.name]
@@ -396,11 +406,12 @@ def pack(directory: Path, *, weights_directory: Path | None = None) -> bytes:
 
 def unpack(data: bytes, directory: Path, *, max_bytes: int = 2 << 30) -> None:
     """Write a stranger's tar into ``directory``: only names that a bundle has, only plain files, no duplicates, at most
-    64 files and ``max_bytes`` together. ProtocolError("evidence") otherwise, before anything is written."""
-    if len(data) > max_bytes + (MAX_FILES + 20) * 1024:
+    64 files, 1024 more under ``tensors/``, and ``max_bytes`` together. ProtocolError("evidence") otherwise, before
+    anything is written."""
+    if len(data) > max_bytes + (MAX_FILES + MAX_TENSORS + 20) * 1024:
         raise ProtocolError("evidence", f"a tar of {len(data)} bytes, at most {max_bytes} are taken")
     found: dict[str, bytes] = {}
-    total = 0
+    total, counts = 0, {False: 0, True: 0}
     try:
         with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as tar:
             for member in tar:
@@ -408,8 +419,11 @@ def unpack(data: bytes, directory: Path, *, max_bytes: int = 2 << 30) -> None:
                 total += member.size
                 if not plain or not _NAME.fullmatch(member.name) or member.name in found:
                     raise ProtocolError("evidence", f"a bundle holds no {member.name!r:.80}")
-                if total > max_bytes or len(found) >= MAX_FILES:
-                    raise ProtocolError("evidence", f"more than {max_bytes} bytes or {MAX_FILES} files")
+                is_tensor = member.name.startswith("tensors/")
+                many = MAX_TENSORS if is_tensor else MAX_FILES
+                counts[is_tensor] += 1
+                if total > max_bytes or counts[is_tensor] > many:
+                    raise ProtocolError("evidence", f"more than {max_bytes} bytes or {many} files")
                 stream = tar.extractfile(member)
                 found[member.name] = b"" if stream is None else stream.read()
                 if len(found[member.name]) != member.size:

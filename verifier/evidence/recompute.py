@@ -66,7 +66,14 @@ def recompute(
     if not backward:
         with torch.no_grad():
             return Recomputed(module.token_loss(input, _given(incoming)) if module.is_last else module(input))
-    given = _given(incoming)
+    output, x = _backward(module, input, _given(incoming))
+    sketch = Sketch(job_id, step).sketch(module.flat_grad)
+    module.zero_grad_flat()
+    return Recomputed(output.detach(), None if module.is_first else x.grad, sketch)
+
+
+def _backward(module: Stage, input: torch.Tensor, given: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Forward and backward from a zeroed gradient, which stays in the module; output and the leaf it was made from."""
     x = input if module.is_first else input.detach().clone().requires_grad_(True)
     module.zero_grad_flat()
     if module.is_last:
@@ -75,9 +82,13 @@ def recompute(
     else:
         output = module(x)
         torch.autograd.backward(output, given)
-    sketch = Sketch(job_id, step).sketch(module.flat_grad)
-    module.zero_grad_flat()
-    return Recomputed(output.detach(), None if module.is_first else x.grad, sketch)
+    return output, x
+
+
+def parameter_gradient(module: Stage, *, input: torch.Tensor, incoming: torch.Tensor) -> torch.Tensor:
+    """fp32 [N]: what a microbatch adds to a stage gradient. A view of the module's buffer: good until the next pass."""
+    _backward(module, input, incoming)
+    return module.flat_grad
 
 
 def recompute_frame(

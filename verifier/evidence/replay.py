@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -21,9 +21,11 @@ from verifier.check.policy import Policy
 from verifier.check.tolerance import Comparison, Tolerance, compare, compare_sketch
 from verifier.check.verdict import Verdict, VerdictKind
 from verifier.evidence.bundle import Bundle, SignedReplay, printable
-from verifier.evidence.files import bundle_digest, read_bundle
 from verifier.evidence.recompute import DTYPES, Claim, edge_inputs, judge, recompute_frame
 from verifier.evidence.screening import differences, rescreen
+
+if TYPE_CHECKING:
+    from verifier.evidence.gradient import GradientBundle
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,39 +86,11 @@ class Known:
     data_hashes: frozenset[bytes] | None = None
 
 
-def replay_bundle(
-    directory: Path,
-    *,
-    weights_directory: Path | None = None,
-    weights_path: Path | None = None,
-    data_hashes: frozenset[bytes] | None = None,
-    expected_domain: Domain | None = None,
-    expected_signer: str | None = None,
-    expected_signers: Mapping[int, str] | None = None,
-    expected_layout: tuple[int, int] | None = None,
-    expected_tolerance: Tolerance | None = None,
-) -> ReplayResult:
-    """Re-derive the verdict from the files alone: digests, signatures, chaining, recompute, comparison; then, as
-    supporting evidence, the screening, the reporting seat's own recompute and the replays. The keywords are those of
-    ``Known``; ``expected_signer`` is the hot key of the accused slot. ProtocolError for files that are no bundle."""
-    bundle = read_bundle(directory, weights_directory=weights_directory, weights_path=weights_path)
-    signers = dict(expected_signers or {})
-    if expected_signer is not None:
-        signers[bundle.commitment.message.slot] = expected_signer
-    known = Known(
-        domain=expected_domain,
-        signers=signers,
-        layout=expected_layout,
-        tolerance=expected_tolerance,
-        data_hashes=data_hashes,
-    )
-    return replay(bundle, bundle_digest(directory), known)
-
-
 def replay(bundle: Bundle, hashed: bytes, known: Known) -> ReplayResult:
-    """``replay_bundle`` for a bundle that is read already; ``hashed``: its digest."""
+    """Re-derive the verdict on a frame: signatures, chaining, recompute, comparison; then, as supporting evidence, the
+    screening, the reporting seat's own recompute and the replays. ``hashed``: the bundle's digest."""
     checks = [Check("digests", True, "every file is what the manifest names")]
-    checks += _check_known(bundle, known)
+    checks += check_known(bundle, known)
     checks += _check_signatures(bundle, known.domain, known.signers)
     checks += _check_content(bundle)
     checks += _check_chain(bundle, known.data_hashes)
@@ -166,7 +140,8 @@ def _recompute(bundle: Bundle) -> tuple[Claim, Claim | None]:
     return run(bundle.input, bundle.incoming), None if low is None else run(*low)
 
 
-def _check_known(bundle: Bundle, known: Known) -> list[Check]:
+def check_known(bundle: Bundle | GradientBundle, known: Known) -> list[Check]:
+    """What a bundle states of the job against what the caller knows of it."""
     checks = []
     if known.layout is not None:
         found = (bundle.num_stages, bundle.num_replicas)
