@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from sentinel_market.chain.eip712 import keccak256
 from sentinel_market.domain import assignment
+from sentinel_market.domain.cross_audit import LAG, Effect, Ledger, effect_of
 from sentinel_market.domain.messages import JobFinish, Settlement, WorkReceipt
 from sentinel_market.domain.quote import QuoteParams
 from sentinel_market.domain.settlement import Amounts, Receipt, SeatWork, settle
@@ -20,21 +21,27 @@ from verifier.peers import Peers
 
 log = logging.getLogger("verifier")
 
-MOST_REPEATS = 4
-"""Passes that a seat may acknowledge for each one that its microbatches need: replays, audits, failover. Generous, for
-nobody can check another's count within the run, but a bound: else one seat could sign a friend the whole budget."""
-GRACE_STEPS = 4
-"""The first steps repeat most."""
+KEPT_STEPS = 2 * LAG
+"""Receipts of so many steps are kept beside the newest: an offence that is found out later voids what came after it."""
 EXTRA_ROOTS = 1000
 """Roots beyond one a step that a seat may ask to be repaid: the last ones wait for the rate cap."""
 
 
 @dataclass(frozen=True)
+class _Record:
+    """What the records say of a seat: cross-audits that are paid, microbatches and recomputes that are not."""
+
+    audited: int = 0
+    effect: Effect = field(default_factory=Effect)
+
+
+@dataclass(frozen=True)
 class _Owed:
-    """Receipts and offences as they stood at the end of an epoch."""
+    """Receipts as they stood at the end of an epoch, offences and records as they stood when its audits were done."""
 
     receipts: list[Receipt]
     offences: dict[tuple[int, int], int]
+    records: dict[str, _Record]
 
 
 @dataclass(frozen=True)
@@ -58,8 +65,8 @@ class Payroll:
     escrow: Escrow
     units: dict[tuple[int, int], int] = field(default_factory=dict)
     """(slot, nonce) -> passes that this seat accepted"""
-    receipts: dict[tuple[str, int, int], Receipt] = field(default_factory=dict)
-    """(verifier, slot, nonce) -> newest receipt"""
+    receipts: dict[tuple[str, int, int], list[Receipt]] = field(default_factory=dict)
+    """(verifier, slot, nonce) -> receipts of the last steps, the newest last"""
     works: dict[str, SeatWork] = field(default_factory=dict)
     offences: dict[tuple[int, int], int] = field(default_factory=dict)
     driven: int = 0
@@ -67,7 +74,9 @@ class Payroll:
     reports: int = 0
     executions: int = 0
     settlements: int = 0
-    _frozen: dict[int, _Owed] = field(default_factory=dict)
+    _frozen: dict[int, list[Receipt]] = field(default_factory=dict)
+    _owed: dict[int, _Owed] = field(default_factory=dict)
+    _latest: int = 0
     _signed: list[Amounts] = field(default_factory=list)
     holders: dict[tuple[int, int], str] = field(default_factory=dict)
     """(slot, nonce) -> account, past holders included"""
@@ -112,9 +121,10 @@ class Payroll:
             settlements=self.settlements,
         )
 
-    def hear(self, account: str, message: pb.RecordSignature) -> None:
+    def hear(self, account: str, message: pb.RecordSignature, most: int) -> None:
         """Another seat's (or my own) receipts and counts of a step. Raises ProtocolError for a wrong signature.
-        Receipts for more work than the seat could have given out are not counted, by any seat."""
+        ``most``: passes that the seat has put under its roots so far; receipts for more are not counted, by any seat:
+        else one could sign a friend the whole budget."""
         heard = {}
         for entry in message.units:
             holder = self.holders.get((entry.slot, entry.nonce))
@@ -131,19 +141,23 @@ class Payroll:
                 step=message.step,
                 units=entry.units,
             )
-        before = {key: receipt for key, receipt in self.receipts.items() if key[0] == account}
+        before = {key: kept[-1] for key, kept in self.receipts.items() if key[0] == account}
         units = sum(receipt.units for receipt in {**before, **heard}.values())
-        if units > self._most_units(account, message.step):
-            log.warning("seat %s signs receipts for %d passes by step %d; not counted", account, units, message.step)
+        if units > most:
+            text = "seat %s signs receipts for %d passes by step %d, %d are under its roots; not counted"
+            log.warning(text, account, units, message.step, most)
         else:
-            self.receipts.update(heard)
+            for key, newest in heard.items():
+                self._keep(key, newest)
+        self._latest = max(self._latest, message.step)
         self.hear_counts(account, message.counts)
 
-    def _most_units(self, account: str, step: int) -> int:
-        c = self.context
-        index = next(seat.index for seat in c.seats if seat.account == account)
-        a_step = 2 * c.num_stages * len(assignment.microbatches_of(index, c.spec.training.microbatches, c.live))
-        return MOST_REPEATS * a_step * (step + 1 + GRACE_STEPS)
+    def _keep(self, key: tuple[str, int, int], receipt: Receipt) -> None:
+        kept = self.receipts.setdefault(key, [])
+        kept.append(receipt)
+        # One that is older than every offence that can still be found out is enough.
+        while len(kept) > 1 and kept[1].step < receipt.step - KEPT_STEPS:
+            del kept[0]
 
     def hear_counts(self, account: str, counts: pb.SeatCounts) -> None:
         """What a seat says that it did. It only grows."""
@@ -157,13 +171,15 @@ class Payroll:
         c, training = self.context, self.context.spec.training
         if sorted(work.account for work in works) != sorted(c.hot_keys):
             raise ProtocolError("root", "the proposal must count the work of every seat, once")
+        # The lead counts when it proposes, which may be a step ahead of this seat, and steps after the epoch's end.
+        steps = min(max(step, self._latest) + 2, training.steps)
         # each frame once, and each backward once more in a whole stage gradient
-        recomputes = 3 * c.num_stages * training.microbatches * (step + 1)
+        recomputes = 3 * c.num_stages * training.microbatches * steps
         cases = len(self.offences)
         for work in works:
             seat = next(seat for seat in c.seats if seat.account == work.account)
-            driven = len(assignment.microbatches_of(seat.index, training.microbatches, c.live)) * (step + 1)
-            limits = (driven, recomputes, step + 1 + EXTRA_ROOTS, cases, cases)
+            driven = len(assignment.microbatches_of(seat.index, training.microbatches, c.live)) * steps
+            limits = (driven, recomputes, steps + EXTRA_ROOTS, cases, cases)
             counted = (work.driven, work.recomputes, work.settlements, work.reports, work.executions)
             if any(had > limit for had, limit in zip(counted, limits, strict=True)):
                 raise ProtocolError("root", f"seat {work.account} counts {counted}, at most {limits} could be due")
@@ -173,17 +189,27 @@ class Payroll:
     # ---- roots
 
     def freeze(self, step: int) -> None:
-        """Keep what is owed at the end of an epoch, so that its root can be signed while training goes on."""
-        self._frozen[step] = _Owed(list(self.receipts.values()), dict(self.offences))
-        for old in sorted(self._frozen)[:-4]:
-            del self._frozen[old]
+        """Keep the receipts at the end of an epoch, so that its root can be signed while training goes on."""
+        self._frozen[step] = [receipt for kept in self.receipts.values() for receipt in kept]
+
+    def audited(self, step: int, ledger: Ledger) -> None:
+        """The cross-audits of everything up to an epoch's end are done: what is owed for it stands."""
+        c = self.context
+        records = {}
+        for seat in c.seats:
+            share = len(assignment.microbatches_of(seat.index, c.spec.training.microbatches, c.live))
+            faults = [fault for fault in ledger.faults if fault.seat == seat.account]
+            records[seat.account] = _Record(ledger.audited.get(seat.account, 0), effect_of(faults, share))
+        self._owed[step] = _Owed(self._frozen.pop(step), dict(self.offences), records)
+        for old in sorted(self._owed)[:-8]:
+            del self._owed[old]
 
     def _amounts(
         self, step: int, works: list[SeatWork], last_total: int, allowance: int, claimed: Mapping[str, int]
     ) -> Amounts:
-        owed = self._frozen.get(step)
+        owed = self._owed.get(step)
         if owed is None:
-            raise ProtocolError("root", f"step {step} ends no epoch that this seat remembers")
+            raise ProtocolError("root", f"step {step} ends no epoch whose audits are done here")
         # The escrow's total says which of the roots that were signed here it took: one may never have been sent.
         previous = next((a for a in reversed(self._signed) if a.total == last_total), None)
         if previous is None and last_total:
@@ -192,7 +218,7 @@ class Payroll:
             self.context.spec,
             self.params,
             owed.receipts,
-            works,
+            [_recorded(work, owed.records) for work in works],
             offences=owed.offences,
             previous=previous.amounts if previous else None,
             previous_total=last_total,
@@ -208,7 +234,7 @@ class Payroll:
         """
         c, escrow = self.context, self.escrow
         money = await asyncio.to_thread(escrow.money, c.job_id)
-        convicts = sorted({self.holders[key] for key in self._frozen[step].offences})
+        convicts = sorted({self.holders[key] for key in self._owed[step].offences})
         claimed = {a: await asyncio.to_thread(escrow.claimed, c.job_id, a) for a in convicts}
         counts = self._counts_of_all()
         amounts = self._amounts(step, self._works(counts), money.total, money.allowance, claimed)
@@ -359,6 +385,11 @@ def payable(
         if (slot, session) in lies:
             paid[slot] -= 1
     return paid
+
+
+def _recorded(work: SeatWork, records: Mapping[str, _Record]) -> SeatWork:
+    record = records.get(work.account, _Record())
+    return replace(work, audited=record.audited, voided=record.effect.voided, charged=record.effect.charged)
 
 
 def _work(account: str, counts: pb.SeatCounts, quorum: int) -> SeatWork:
