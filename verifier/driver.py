@@ -39,6 +39,7 @@ from verifier.check.engine import Engine
 from verifier.check.frame import Frame
 from verifier.check.tolerance import Comparison, compare
 from verifier.check.verdict import Verdict, VerdictKind
+from verifier.check.watch import is_far
 from verifier.context import SeatContext
 from verifier.evidence.history import Happened
 from verifier.evidence.screening import snapshot
@@ -362,7 +363,7 @@ class Driver:
                     screening.verdict,
                     {"step": self._state.step, "direction": direction, "stage": stage, "microbatch": held.microbatch},
                 )
-        audited = self._is_audited(stage, answer)
+        audited = self._is_audited(stage, answer) or self.engine.watched(slot, answer.directions)
         if suspect is None and not audited:
             self._accept(answer, held, screenings)
             return answer
@@ -443,6 +444,10 @@ class Driver:
         spent = adds and self._duplicates >= self._duplicate_limit()
         if spent or audit.goes_straight_to_recompute(self.secret, answer.commitments[0].digest):
             history.append(Happened(Event.STRAIGHT))
+        if suspect is not None and is_far(suspect.verdict):
+            history.append(Happened(Event.FAR))
+        if self.engine.watched(answer.session.slot.slot, answer.directions):
+            history.append(Happened(Event.WATCHED))
         if len(others) < 2:
             history.append(Happened(Event.NO_REPLICA))
         replay: Answer | None = None
@@ -530,6 +535,8 @@ class Driver:
         if replay is not None:
             self._accept(replay, held, [])
         if step.verdict is VerdictKind.ACCEPT:
+            if step.cleared_by == "recompute":
+                self.engine.upheld(answer.session.slot.slot, answer.directions)
             if step.cleared_by == "recompute" and suspect is not None:
                 for direction, screening in screenings:
                     if screening.crossed:

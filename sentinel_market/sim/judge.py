@@ -35,6 +35,7 @@ from verifier.check import (
 )
 from verifier.check.engine import Engine
 from verifier.check.frame import FORWARD
+from verifier.check.watch import is_far
 
 HONEST_NOISE = 4e-7
 """Relative error of honest replays, the largest measured (docs/verification.md, Measured: tolerance)."""
@@ -142,7 +143,8 @@ class Judge:
             self._convict(ban.worker, ban.reason)
         self._draws += 1
         name = self._draws.to_bytes(32, "big")
-        audited = self._is_audited(claim, name)
+        watched = engine.watched(claim.slot, (claim.direction,))
+        audited = watched or self._is_audited(claim, name)
         if not suspect and not audited:
             engine.accept(claim.stage, claim.direction, screening)
             self._accepted(claim)
@@ -193,6 +195,10 @@ class Judge:
         others = [slot for slot in self._roster.live(claim.stage) if slot != claim.slot]
         if self._recompute_allowed and goes_straight_to_recompute(self._secret, name):
             events.append(Event.STRAIGHT)
+        if self._recompute_allowed and is_far(screening.verdict):
+            events.append(Event.FAR)
+        if self._recompute_allowed and engine.watched(claim.slot, (claim.direction,)):
+            events.append(Event.WATCHED)
         if len(others) < 2:
             events.append(Event.NO_REPLICA)
         replay: Claim | None = None
@@ -231,6 +237,8 @@ class Judge:
             return False
         if step.verdict is not VerdictKind.ACCEPT:
             return False
+        if step.cleared_by == "recompute":
+            engine.upheld(claim.slot, (claim.direction,))
         if step.cleared_by == "recompute" and screening.crossed:
             engine.cleared_by_recompute(claim.stage, claim.direction, screening)
         engine.accept(claim.stage, claim.direction, screening)
