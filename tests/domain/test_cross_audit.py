@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sentinel_market.domain.cross_audit import (
@@ -85,6 +85,7 @@ def test_nobody_can_know_the_draws_before_the_secrets_are_out() -> None:
     assert len(seeds) == 6
 
 
+@settings(deadline=None)
 @given(st.integers(0, 1_000_000))
 def test_the_share_of_draws(share: int) -> None:
     drawn = sum(is_drawn(SUBJECT, number.to_bytes(32, "big"), share) for number in range(500))
