@@ -116,6 +116,11 @@ class Answer:
     """Of ``gradient_bytes``; empty where they are not the worker's own."""
 
     @property
+    def directions(self) -> tuple[int, ...]:
+        """Of its commitments."""
+        return tuple(one.message.direction for one in self.commitments)
+
+    @property
     def backward(self) -> Signed | None:
         return next((c for c in self.commitments if c.message.direction == BACKWARD), None)
 

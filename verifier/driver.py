@@ -39,6 +39,7 @@ from verifier.check.engine import Engine
 from verifier.check.frame import Frame
 from verifier.check.tolerance import Comparison, compare
 from verifier.check.verdict import Verdict, VerdictKind
+from verifier.check.watch import is_far
 from verifier.context import SeatContext
 from verifier.evidence.history import Happened
 from verifier.evidence.screening import snapshot
@@ -363,7 +364,7 @@ class Driver:
                     {"step": self._state.step, "direction": direction, "stage": stage, "microbatch": held.microbatch},
                 )
         audited = self._is_audited(stage, answer)
-        if suspect is None and not audited:
+        if suspect is None and not audited and not self.engine.watched(slot, answer.directions):
             self._accept(answer, held, screenings)
             return answer
         self.counters.suspects += suspect is not None
@@ -438,11 +439,15 @@ class Driver:
             history.append(Happened(Event.SUSPECT, note=note))
         if audited:
             history.append(Happened(Event.AUDIT))
+        if self.engine.watched(answer.session.slot.slot, answer.directions):
+            history.append(Happened(Event.WATCHED))
         others = [s for s in self.replicas(stage) if s.slot.slot != answer.session.slot.slot]
         adds = answer.operation != pb.FORWARD  # a replayed backward is a duplicate in somebody's sum
         spent = adds and self._duplicates >= self._duplicate_limit()
         if spent or audit.goes_straight_to_recompute(self.secret, answer.commitments[0].digest):
             history.append(Happened(Event.STRAIGHT))
+        if any(is_far(one) for _, one in screenings):
+            history.append(Happened(Event.FAR))
         if len(others) < 2:
             history.append(Happened(Event.NO_REPLICA))
         replay: Answer | None = None
@@ -530,6 +535,8 @@ class Driver:
         if replay is not None:
             self._accept(replay, held, [])
         if step.verdict is VerdictKind.ACCEPT:
+            if step.cleared_by == "recompute":
+                self.engine.upheld(answer.session.slot.slot, answer.directions)
             if step.cleared_by == "recompute" and suspect is not None:
                 for direction, screening in screenings:
                     if screening.crossed:

@@ -2,7 +2,7 @@
 
 The driver keeps the list of events of one frame, asks ``decide`` what comes next, does it, appends what came of it::
 
-    SUSPECT or AUDIT  [STRAIGHT] [NO_REPLICA]
+    SUSPECT, AUDIT or WATCHED  [STRAIGHT] [FAR] [NO_REPLICA]
       -> REPLAY        REPLAY_AGREES -> ACCEPT (cleared by replay)
                        REPLAY_DISAGREES, REPLAY_LOST -> RECOMPUTE
       -> RECOMPUTE     RECOMPUTE_AGREES -> ACCEPT (cleared by recompute)
@@ -28,6 +28,8 @@ class Event(StrEnum):
     SUSPECT = "SUSPECT"  # the screen flagged it
     AUDIT = "AUDIT"  # the draw hit it
     STRAIGHT = "STRAIGHT"  # the random quarter that skips the replay
+    FAR = "FAR"  # far outside its fences: a replica that agrees with that may be an accomplice
+    WATCHED = "WATCHED"  # the worker's frames lie near their fences too often (check.watch)
     NO_REPLICA = "NO_REPLICA"  # fewer than two other replicas of the stage live
     REPLAY_AGREES = "REPLAY_AGREES"
     REPLAY_DISAGREES = "REPLAY_DISAGREES"
@@ -64,7 +66,13 @@ class ConfirmStep:
     replayer_violation: bool = False
 
 
-_OPENING = {Event.SUSPECT, Event.AUDIT, Event.STRAIGHT, Event.NO_REPLICA}
+_STRAIGHT = {
+    Event.FAR: "far outside its fences: no replica's word is enough",
+    Event.WATCHED: "its worker is watched",
+    Event.STRAIGHT: "the random quarter that goes straight to recompute",
+    Event.NO_REPLICA: "fewer than two other replicas live",
+}
+_OPENING = {Event.SUSPECT, Event.AUDIT, *_STRAIGHT}
 _REPLAY = {Event.REPLAY_AGREES, Event.REPLAY_DISAGREES, Event.REPLAY_LOST}
 _RECOMPUTE = {
     Event.RECOMPUTE_AGREES,
@@ -85,10 +93,12 @@ def _one(seen: set[Event], group: set[Event]) -> Event | None:
 def decide(events: Sequence[Event]) -> ConfirmStep:
     """What comes next for a frame with this history. Raises ValueError for a history that can not be (our bug)."""
     seen = set(events)
-    if not seen & {Event.SUSPECT, Event.AUDIT}:
-        raise ValueError("a confirmation begins with SUSPECT or AUDIT")
+    if not seen & {Event.SUSPECT, Event.AUDIT, Event.WATCHED}:
+        raise ValueError("a confirmation begins with SUSPECT, AUDIT or WATCHED")
+    if Event.FAR in seen and Event.SUSPECT not in seen:
+        raise ValueError("only a suspect lies far outside its fences")
     replay, recompute, replayer = _one(seen, _REPLAY), _one(seen, _RECOMPUTE), _one(seen, _REPLAYER)
-    skips_replay = bool(seen & {Event.STRAIGHT, Event.NO_REPLICA})
+    skips_replay = next((reason for event, reason in _STRAIGHT.items() if event in seen), "")
     if replay is not None and skips_replay:
         raise ValueError("a frame that goes straight to recompute is not replayed")
     conclusive = recompute in (Event.RECOMPUTE_AGREES, Event.RECOMPUTE_DISAGREES)
@@ -98,7 +108,7 @@ def decide(events: Sequence[Event]) -> ConfirmStep:
         if replay is Event.REPLAY_AGREES:
             raise ValueError("a replay cleared this frame; nothing was left to recompute")
         if replay is None and not skips_replay:
-            raise ValueError("recomputed without a replay, although none of STRAIGHT, NO_REPLICA is given")
+            raise ValueError(f"recomputed without a replay, although none of {', '.join(_STRAIGHT)} is given")
         return _final(recompute, replay, replayer)
     if replay is Event.REPLAY_AGREES:
         reason = "another replica computed the same within the tolerance"
@@ -108,10 +118,8 @@ def decide(events: Sequence[Event]) -> ConfirmStep:
         return ConfirmStep(Action.RECOMPUTE, reason, judge_replayer=True)
     if replay is Event.REPLAY_LOST:
         return ConfirmStep(Action.RECOMPUTE, "the replay was lost")
-    if Event.STRAIGHT in seen:
-        return ConfirmStep(Action.RECOMPUTE, "the random quarter that goes straight to recompute")
-    if Event.NO_REPLICA in seen:
-        return ConfirmStep(Action.RECOMPUTE, "fewer than two other replicas live")
+    if skips_replay:
+        return ConfirmStep(Action.RECOMPUTE, skips_replay)
     return ConfirmStep(Action.REPLAY, "ask another replica")
 
 

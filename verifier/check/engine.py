@@ -7,7 +7,7 @@ drives it (``verifier.driver``, ``sentinel_market.sim``) asks replicas and recom
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -23,8 +23,9 @@ from verifier.check.liveness import InconclusiveRates
 from verifier.check.policy import PPM, Policy
 from verifier.check.sequential import SequentialTest
 from verifier.check.verdict import Verdict, VerdictKind
+from verifier.check.watch import Watch
 
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +60,14 @@ class Engine:
         self._test = SequentialTest(policy.alpha_ppm / PPM)
         self._due: list[Ban] = []
         self._rates = InconclusiveRates()
+        self._watch = Watch()
 
     def begin_step(self, step: int) -> None:
         """A new optimizer step: forget which microbatches are tainted; policy ``screen`` weighs the flags of the step
         that ends, and ``note`` hands out the bans that follow."""
         if self.policy.name == "screen":
             self._due += [Ban(worker, self._step, reason) for worker, reason in self._test.close_step()]
+        self._watch.close_step()
         self._tainted, self._suspects = {}, {}
         self._step = step
 
@@ -89,6 +92,8 @@ class Engine:
             self._note_screen(frame, screening.microbatch, flagged)
         elif self.policy.name == "paper":
             self._note_paper(frame, screening, flagged)
+        elif self.policy.audits and not screening.in_warmup:
+            self._watch.note(frame.stage, frame.direction, frame.worker, screening.verdict)
         return self._next_ban()
 
     def _note_screen(self, frame: Frame, microbatch: int, flagged: bool) -> None:
@@ -117,6 +122,14 @@ class Engine:
     def _next_ban(self) -> Ban | None:
         return self._due.pop(0) if self._due else None
 
+    def watched(self, worker: int, directions: Iterable[int]) -> bool:
+        """Whether a worker's frames of these directions are to be recomputed, flagged or not."""
+        return self._watch.watched(worker, directions)
+
+    def upheld(self, worker: int, directions: Iterable[int]) -> None:
+        """A recompute bore out a worker's frame of these directions."""
+        self._watch.upheld(worker, directions)
+
     def accept(self, stage: int, direction: int, screening: Screening) -> None:
         """A final ACCEPT: fold the frame into its baseline. Policy ``paper`` never folds in a flagged frame."""
         if self.policy.name == "paper" and screening.verdict.kind is not VerdictKind.ACCEPT:
@@ -134,6 +147,7 @@ class Engine:
         for one in self.gradients:
             one.forget(worker)
         self._test.forget(worker)
+        self._watch.forget(worker)
 
     def substitute(self, stage: int) -> Array | None:
         """Policy ``paper``: what a flagged gradient leaving ``stage`` is replaced by, the EMA gradient [T, D]."""
@@ -173,7 +187,7 @@ class Engine:
         }
         parts = [(f"baseline.{s}.{d}", b.state_dict()) for (s, d), b in self.baselines.items()]
         parts += [(f"gradient.{s}", b.state_dict()) for s, b in enumerate(self.gradients)]
-        parts.append(("test", self._test.state_dict()))
+        parts += [("test", self._test.state_dict()), ("watch", self._watch.state_dict())]
         for prefix, part in parts:
             state |= {f"{prefix}.{name}": tensor for name, tensor in part.items()}
         return state
@@ -203,6 +217,7 @@ class Engine:
             engine._strikes.load(state["engine.strikes"])
             engine._rates.load(state["engine.rates"])
             engine._test.load(part("test"))
+            engine._watch.load(part("watch"))
         except (KeyError, ValueError, TypeError, RuntimeError) as error:
             raise ProtocolError("baseline", f"not an engine's state: {error}") from error
         return engine

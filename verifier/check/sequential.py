@@ -85,8 +85,9 @@ class _Worker:
 class SequentialTest:
     """One driver's test of all workers. ``note`` counts frames; ``close_step`` bets on them."""
 
-    def __init__(self, alpha: float) -> None:
+    def __init__(self, alpha: float, floor: float = FLOOR) -> None:
         self._limit = 1.0 / alpha
+        self._floor = floor
         self._workers: dict[tuple[int, int], _Worker] = {}
         self._open: dict[tuple[int, int], list[int]] = {}
         self._convicts: set[int] = set()
@@ -100,6 +101,12 @@ class SequentialTest:
     def forget(self, worker: int) -> None:
         """A convict is nobody's peer and is not tested again."""
         self._convicts.add(worker)
+
+    def restart(self, worker: int) -> None:
+        """A worker that the test condemned and a recompute bore out: its capital and its counts begin anew."""
+        self._convicts.discard(worker)
+        for key in [key for key in self._workers if key[1] == worker]:
+            del self._workers[key]
 
     def close_step(self) -> list[tuple[int, str]]:
         """Judge the step that ends: workers to ban, each with the reason. The others' counts of this step enter only
@@ -133,7 +140,7 @@ class SequentialTest:
     def _rate(self, stage: int, worker: int) -> float:
         gone = self._convicts | {worker}
         rates = [r.rate() for (s, w), r in self._workers.items() if s == stage and w not in gone and r.recent_frames]
-        return max(FLOOR, FACTOR * median(rates)) if rates else FLOOR
+        return max(self._floor, FACTOR * median(rates)) if rates else self._floor
 
     def _shared(self, stage: int, worker: int) -> float:
         """Share of the peers flagged in this step, beyond what the hostile ones among them may explain."""

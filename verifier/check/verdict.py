@@ -42,6 +42,14 @@ class Score:
         return self.below or (self.high_e6 is not None and self.value_e6 > self.high_e6)
 
     @property
+    def reach(self) -> float:
+        """How far the value lies from the middle of its two fences, in halves of their distance: 1 at a fence. 0 where
+        there are not two, or they coincide."""
+        if self.low_e6 is None or self.high_e6 is None or self.high_e6 <= self.low_e6:
+            return 0.0
+        return abs(2 * self.value_e6 - self.low_e6 - self.high_e6) / (self.high_e6 - self.low_e6)
+
+    @property
     def below(self) -> bool:
         """Whether it is the lower fence that was crossed."""
         return self.low_e6 is not None and self.value_e6 < self.low_e6
