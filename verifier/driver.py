@@ -363,8 +363,8 @@ class Driver:
                     screening.verdict,
                     {"step": self._state.step, "direction": direction, "stage": stage, "microbatch": held.microbatch},
                 )
-        audited = self._is_audited(stage, answer) or self.engine.watched(slot, answer.directions)
-        if suspect is None and not audited:
+        audited = self._is_audited(stage, answer)
+        if suspect is None and not audited and not self.engine.watched(slot, answer.directions):
             self._accept(answer, held, screenings)
             return answer
         self.counters.suspects += suspect is not None
@@ -439,15 +439,15 @@ class Driver:
             history.append(Happened(Event.SUSPECT, note=note))
         if audited:
             history.append(Happened(Event.AUDIT))
+        if self.engine.watched(answer.session.slot.slot, answer.directions):
+            history.append(Happened(Event.WATCHED))
         others = [s for s in self.replicas(stage) if s.slot.slot != answer.session.slot.slot]
         adds = answer.operation != pb.FORWARD  # a replayed backward is a duplicate in somebody's sum
         spent = adds and self._duplicates >= self._duplicate_limit()
         if spent or audit.goes_straight_to_recompute(self.secret, answer.commitments[0].digest):
             history.append(Happened(Event.STRAIGHT))
-        if suspect is not None and is_far(suspect.verdict):
+        if any(is_far(one) for _, one in screenings):
             history.append(Happened(Event.FAR))
-        if self.engine.watched(answer.session.slot.slot, answer.directions):
-            history.append(Happened(Event.WATCHED))
         if len(others) < 2:
             history.append(Happened(Event.NO_REPLICA))
         replay: Answer | None = None

@@ -143,15 +143,15 @@ class Judge:
             self._convict(ban.worker, ban.reason)
         self._draws += 1
         name = self._draws.to_bytes(32, "big")
-        watched = engine.watched(claim.slot, (claim.direction,))
-        audited = watched or self._is_audited(claim, name)
-        if not suspect and not audited:
+        watched = self._recompute_allowed and engine.watched(claim.slot, (claim.direction,))
+        audited = self._is_audited(claim, name)
+        if not (suspect or audited or watched):
             engine.accept(claim.stage, claim.direction, screening)
             self._accepted(claim)
             return True, screening
         if not self.policy.confirms:
             return False, screening
-        return self._confirm(claim, engine, screening, suspect, audited, name), screening
+        return self._confirm(claim, engine, screening, audited, watched, name), screening
 
     def _count(self, claim: Claim, flagged: bool) -> None:
         c = self.counters
@@ -185,20 +185,20 @@ class Judge:
     # ---- confirmation
 
     def _confirm(
-        self, claim: Claim, engine: Engine, screening: Screening, suspect: bool, audited: bool, name: bytes
+        self, claim: Claim, engine: Engine, screening: Screening, audited: bool, watched: bool, name: bytes
     ) -> bool:
         self.counters.confirmations += 1
         self.counters.audits += audited
-        events = [Event.SUSPECT] if suspect else []
+        events = [] if screening.verdict.kind is VerdictKind.ACCEPT else [Event.SUSPECT]
         if audited:
             events.append(Event.AUDIT)
+        if watched:
+            events.append(Event.WATCHED)
         others = [slot for slot in self._roster.live(claim.stage) if slot != claim.slot]
         if self._recompute_allowed and goes_straight_to_recompute(self._secret, name):
             events.append(Event.STRAIGHT)
-        if self._recompute_allowed and is_far(screening.verdict):
+        if self._recompute_allowed and is_far(screening):
             events.append(Event.FAR)
-        if self._recompute_allowed and engine.watched(claim.slot, (claim.direction,)):
-            events.append(Event.WATCHED)
         if len(others) < 2:
             events.append(Event.NO_REPLICA)
         replay: Claim | None = None

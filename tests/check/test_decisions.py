@@ -39,6 +39,11 @@ TABLE = [
     ([E.AUDIT], Action.REPLAY, None, "", False, False),
     ([E.SUSPECT, E.STRAIGHT], Action.RECOMPUTE, None, "", False, False),
     ([E.AUDIT, E.NO_REPLICA], Action.RECOMPUTE, None, "", False, False),
+    ([E.SUSPECT, E.FAR], Action.RECOMPUTE, None, "", False, False),
+    ([E.WATCHED], Action.RECOMPUTE, None, "", False, False),
+    ([E.SUSPECT, E.AUDIT, E.WATCHED], Action.RECOMPUTE, None, "", False, False),
+    ([E.WATCHED, E.RECOMPUTE_AGREES], Action.FINAL, STOP.ACCEPT, "recompute", False, False),
+    ([E.SUSPECT, E.FAR, E.RECOMPUTE_DISAGREES], Action.FINAL, STOP.VIOLATION, "", False, False),
     ([E.SUSPECT, E.REPLAY_AGREES], Action.FINAL, STOP.ACCEPT, "replay", False, False),
     ([E.SUSPECT, E.REPLAY_LOST], Action.RECOMPUTE, None, "", False, False),
     ([E.SUSPECT, E.REPLAY_DISAGREES], Action.RECOMPUTE, None, "", True, False),
@@ -88,7 +93,7 @@ def test_table(
 
 
 def test_every_history_there_is() -> None:
-    """All 2^13 sets of events: ValueError, or a decision that keeps the rules."""
+    """All 2^15 sets of events: ValueError, or a decision that keeps the rules."""
     decided = 0
     for size in range(len(Event) + 1):
         for events in itertools.combinations(Event, size):
@@ -107,21 +112,28 @@ def test_every_history_there_is() -> None:
             if step.replayer_violation:
                 assert {E.REPLAY_REFUTED, E.REPLAY_DISAGREES} <= seen
                 assert seen & {E.RECOMPUTE_AGREES, E.RECOMPUTE_DISAGREES}
-            # nobody is cleared by a replay in the quarter that goes straight, or when too few live
+            # nobody is cleared by a replay in the quarter that goes straight, far out, watched, or when too few live
+            skipping = {E.STRAIGHT, E.FAR, E.WATCHED, E.NO_REPLICA}
             if step.cleared_by == "replay":
-                assert E.STRAIGHT not in seen and E.NO_REPLICA not in seen
+                assert not seen & skipping
             if E.REPLAY_DISAGREES in seen and not final:
                 assert step.action is Action.RECOMPUTE
-            if E.STRAIGHT in seen or E.NO_REPLICA in seen:
+            if seen & skipping:
                 assert step.action is not Action.REPLAY
+            if E.FAR in seen:
+                assert E.SUSPECT in seen
             if E.RECOMPUTE_EDGE in seen or E.RECOMPUTE_IMPOSSIBLE in seen:
                 assert step.verdict is VerdictKind.INCONCLUSIVE
-    assert decided == 3 * DECIDED_A_OPENING
+    assert decided == DECIDED
 
 
-# Continuations of each opening ({SUSPECT}, {AUDIT}, both). Without replay, by STRAIGHT, NO_REPLICA or both: nothing or
-# one of 4 recomputes. Else: nothing, agrees, lost (and 4), disagrees (and 4, of which 2 may judge the replayer twice).
-DECIDED_A_OPENING = 3 * 5 + 1 + 1 + 5 + (1 + 4 + 2 * 2)
+# Without replay: nothing or one of 4 recomputes. With: nothing, agrees, lost (and 4), disagrees (and 4, of which 2 may
+# judge the replayer twice). SUSPECT, AUDIT or both may be replayed. What skips it: some of STRAIGHT and NO_REPLICA; for a
+# SUSPECT also FAR; all subsets, the empty one too, when WATCHED is among what it begins with.
+WITHOUT, WITH = 5, 1 + 1 + 5 + (1 + 4 + 2 * 2)
+PLAIN = (2 * 7 + 1 * 3) * WITHOUT + 3 * WITH
+WATCHED = (2 * 8 + 2 * 4) * WITHOUT
+DECIDED = PLAIN + WATCHED
 
 
 def test_histories_end_within_three_actions() -> None:
@@ -129,7 +141,7 @@ def test_histories_end_within_three_actions() -> None:
         Action.REPLAY: [E.REPLAY_AGREES, E.REPLAY_DISAGREES, E.REPLAY_LOST],
         Action.RECOMPUTE: [E.RECOMPUTE_AGREES, E.RECOMPUTE_DISAGREES, E.RECOMPUTE_EDGE, E.RECOMPUTE_IMPOSSIBLE],
     }
-    open_histories = [[E.SUSPECT], [E.AUDIT], [E.AUDIT, E.STRAIGHT], [E.SUSPECT, E.NO_REPLICA]]
+    open_histories = [[E.SUSPECT], [E.AUDIT], [E.AUDIT, E.STRAIGHT], [E.SUSPECT, E.NO_REPLICA], [E.WATCHED]]
     for _ in range(3):
         following = []
         for history in open_histories:
@@ -145,7 +157,18 @@ def test_histories_end_within_three_actions() -> None:
 
 
 @pytest.mark.parametrize(
-    "events", [[], [E.STRAIGHT], [E.REPLAY_AGREES], [E.SUSPECT, E.RECOMPUTE_AGREES], [E.AUDIT, E.REPLAY_REFUTED]]
+    "events",
+    [
+        [],
+        [E.STRAIGHT],
+        [E.FAR],
+        [E.AUDIT, E.FAR],
+        [E.REPLAY_AGREES],
+        [E.WATCHED, E.REPLAY_AGREES],
+        [E.SUSPECT, E.FAR, E.REPLAY_DISAGREES],
+        [E.SUSPECT, E.RECOMPUTE_AGREES],
+        [E.AUDIT, E.REPLAY_REFUTED],
+    ],
 )
 def test_impossible_histories_are_our_bug(events: list[Event]) -> None:
     with pytest.raises(ValueError):

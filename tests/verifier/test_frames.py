@@ -19,7 +19,10 @@ from sentinel_market.wire.commit import SessionKey, backward_output_hash
 from sentinel_market.wire.tensors import decode, encode, encoded_hash
 from tests.support.mesh import key
 from tests.verifier.rig import DOMAIN, OneSeat, tamper
+from verifier import driver as driver_module
 from verifier.answers import Offence
+from verifier.check import Score, Verdict, VerdictKind
+from verifier.check.watch import UPHELD
 from worker.session import SeatLink, Worker
 
 HOSTILE, HONEST = 3, (4, 5)  # stage 1, the last
@@ -323,3 +326,92 @@ def test_where_the_recompute_is_not_finite_itself_nobody_is_convicted(tmp_path: 
         assert offences == []
 
     story(tmp_path, None, tell)
+
+
+def zeros(reply: Reply) -> None:
+    reply.result.output = encode(torch.zeros_like(decode(reply.result.output)))
+    reply.resign()
+
+
+def off_by_a_percent(reply: Reply) -> None:
+    """No screen sees it."""
+    reply.result.output = encode(decode(reply.result.output) * 1.01)
+    reply.resign()
+
+
+def watch(one: OneSeat, slot: int, stage: int, direction: int) -> None:
+    """Its frames lie near their fences, its peers' do not."""
+    engine = one.seat.driver.engine
+    for _ in range(12):
+        for worker in range(stage * 3, stage * 3 + 3):
+            score = Score("l1", 900_000 if worker == slot else 0, -1_000_000, 1_000_000)
+            engine._watch.note(stage, direction, worker, Verdict(VerdictKind.ACCEPT, "inside every fence", (score,)))
+        engine._watch.close_step()
+    assert engine.watched(slot, (direction,))
+
+
+def test_accomplices_can_not_clear_what_lies_far_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All replicas of the stage send the same wrong tensor, and the draw asks for a replay."""
+    monkeypatch.setattr(driver_module.audit, "goes_straight_to_recompute", lambda *_: False)
+
+    async def tell(one: OneSeat) -> None:
+        driver, offences, replays = one.seat.driver, list[Offence](), list[object]()
+        for accomplice in (1, 2):
+            tamper(one.mesh.workers[accomplice], in_the_plot)
+        driver._on_offence = offences.append
+        ask = driver._replay
+
+        async def asked(*args: object) -> object:
+            replays.append(args)
+            return await ask(*args)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(driver, "_replay", asked)
+        answer = await driver._work(one.seat.relay.sessions[0], 0, one.held(MICROBATCH), pb.FORWARD, None)
+        assert await driver._judge(0, one.held_for(answer), answer) is None
+        assert [o.answer.session.slot.slot for o in offences] == [0]
+        assert not replays
+
+    def in_the_plot(worker: Worker, link: SeatLink, message: pb.ToSeat) -> list[pb.ToSeat | bytes]:
+        if message.WhichOneof("kind") == "result":
+            zeros(Reply(worker, link, message.result))
+        return [message]
+
+    story(tmp_path, zeros, tell, slots=(0, 1, 2))
+
+
+def test_a_watched_workers_frames_are_recomputed_until_enough_were_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def tell(one: OneSeat) -> None:
+        driver = one.seat.driver
+        monkeypatch.setattr(driver, "_is_audited", lambda *_: False)
+        watch(one, 0, 0, FORWARD)
+        for done in range(UPHELD + 1):
+            answer = await driver._work(one.seat.relay.sessions[0], 0, one.held(done), pb.FORWARD, None)
+            assert await driver._judge(0, one.held_for(answer), answer) is answer
+            assert driver.counters.recomputes == min(done + 1, UPHELD)
+        assert driver.counters.audits == 0
+        assert not driver.engine.watched(0, (FORWARD,))
+
+    story(tmp_path, None, tell, slots=(0, 1, 2))
+
+
+@pytest.mark.parametrize("watched", [True, False])
+def test_a_watched_workers_lie_is_convicted_though_no_screen_sees_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, watched: bool
+) -> None:
+    async def tell(one: OneSeat) -> None:
+        driver, offences = one.seat.driver, list[Offence]()
+        monkeypatch.setattr(driver, "_is_audited", lambda *_: False)
+        driver._on_offence = offences.append
+        if watched:
+            watch(one, 0, 0, FORWARD)
+        answer = await driver._work(one.seat.relay.sessions[0], 0, one.held(MICROBATCH), pb.FORWARD, None)
+        final = await driver._judge(0, one.held_for(answer), answer)
+        assert len(offences) == watched and (final is answer) == (not watched)
+        if watched:
+            events = [happened.event.value for happened in offences[0].history]
+            assert events == ["WATCHED", "RECOMPUTE_DISAGREES"]
+            assert all(happened.text() for happened in offences[0].history)
+
+    story(tmp_path, off_by_a_percent, tell, slots=(0, 1, 2))

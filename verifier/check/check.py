@@ -53,8 +53,8 @@ class Screening:
     """A verdict (ACCEPT, SUSPECT or INCONCLUSIVE) and what ``accept`` folds into the baseline later.
 
     ``values`` [M]: metric values. ``mean`` [T, D] and ``change`` [D]: this frame's contributions to the EMAs; None
-    where the frame has none. ``microbatch``: set by ``Engine.screen``. A screening never changes and refers to no
-    state, so other frames may be accepted first.
+    where the frame has none. ``microbatch``: set by ``Engine.screen``. ``broken``: wrong whatever the window says. A
+    screening never changes and refers to no state, so other frames may be accepted first.
     """
 
     verdict: Verdict
@@ -66,6 +66,7 @@ class Screening:
     crossed: tuple[int, ...] = ()
     in_warmup: bool = False
     microbatch: int = -1
+    broken: bool = False
 
     @property
     def scores_judged(self) -> bool:
@@ -196,7 +197,7 @@ def _judge(
     else:
         reason = "warm-up: inside the wide fences" if in_warmup else "inside every fence"
         verdict = Verdict(VerdictKind.ACCEPT, reason, scores)
-    return Screening(verdict, policy, frame.worker, values, mean, change, crossed, in_warmup)
+    return Screening(verdict, policy, frame.worker, values, mean, change, crossed, in_warmup, broken=bool(absolute))
 
 
 def _fences(

@@ -2,7 +2,7 @@
 
 The driver keeps the list of events of one frame, asks ``decide`` what comes next, does it, appends what came of it::
 
-    SUSPECT or AUDIT  [STRAIGHT] [FAR] [WATCHED] [NO_REPLICA]
+    SUSPECT, AUDIT or WATCHED  [STRAIGHT] [FAR] [NO_REPLICA]
       -> REPLAY        REPLAY_AGREES -> ACCEPT (cleared by replay)
                        REPLAY_DISAGREES, REPLAY_LOST -> RECOMPUTE
       -> RECOMPUTE     RECOMPUTE_AGREES -> ACCEPT (cleared by recompute)
@@ -93,8 +93,10 @@ def _one(seen: set[Event], group: set[Event]) -> Event | None:
 def decide(events: Sequence[Event]) -> ConfirmStep:
     """What comes next for a frame with this history. Raises ValueError for a history that can not be (our bug)."""
     seen = set(events)
-    if not seen & {Event.SUSPECT, Event.AUDIT}:
-        raise ValueError("a confirmation begins with SUSPECT or AUDIT")
+    if not seen & {Event.SUSPECT, Event.AUDIT, Event.WATCHED}:
+        raise ValueError("a confirmation begins with SUSPECT, AUDIT or WATCHED")
+    if Event.FAR in seen and Event.SUSPECT not in seen:
+        raise ValueError("only a suspect lies far outside its fences")
     replay, recompute, replayer = _one(seen, _REPLAY), _one(seen, _RECOMPUTE), _one(seen, _REPLAYER)
     skips_replay = next((reason for event, reason in _STRAIGHT.items() if event in seen), "")
     if replay is not None and skips_replay:

@@ -86,9 +86,8 @@ class SequentialTest:
     """One driver's test of all workers. ``note`` counts frames; ``close_step`` bets on them."""
 
     def __init__(self, alpha: float, floor: float = FLOOR) -> None:
-        """``floor``: the least rate that an honest worker is granted, whatever its peers' few frames say."""
-        self._floor = floor
         self._limit = 1.0 / alpha
+        self._floor = floor
         self._workers: dict[tuple[int, int], _Worker] = {}
         self._open: dict[tuple[int, int], list[int]] = {}
         self._convicts: set[int] = set()

@@ -21,31 +21,32 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
+from verifier.check.check import Screening
 from verifier.check.sequential import SequentialTest
 from verifier.check.verdict import Verdict, VerdictKind
 
 NEAR = 0.6
 FAR = 2.0
 """Distances from the middle of the fences, in halves of their width: 1 at a fence."""
-GRANTED = 0.2
+FLOOR = 0.2
 """So often an honest worker's frames may be near, while its peers' rate is not known yet: twice the honest rate."""
 ALPHA = 0.01
 UPHELD = 2
 
 
-def is_far(verdict: Verdict) -> bool:
+def is_far(screening: Screening) -> bool:
     """Whether a suspect is so far out that no replay is asked for."""
-    if verdict.kind is not VerdictKind.SUSPECT:
+    if screening.verdict.kind is not VerdictKind.SUSPECT:
         return False
-    crossed = [score for score in verdict.scores if score.crossed]
-    return not crossed or any(score.reach > FAR for score in crossed)
+    crossed = [score for score in screening.verdict.scores if score.crossed]
+    return screening.broken or not crossed or any(score.reach > FAR for score in crossed)
 
 
 class Watch:
     """One driver's. ``note`` each screened frame; ``close_step`` after each step."""
 
     def __init__(self) -> None:
-        self._tests = [SequentialTest(ALPHA, GRANTED), SequentialTest(ALPHA, GRANTED)]
+        self._tests = [SequentialTest(ALPHA, FLOOR), SequentialTest(ALPHA, FLOOR)]
         self._owed: dict[tuple[int, int], int] = {}
 
     def note(self, stage: int, direction: int, worker: int, verdict: Verdict) -> None:

@@ -10,12 +10,14 @@ from verifier.check.confirm import Event
 from verifier.check.tolerance import Comparison
 
 MAX_EVENTS = 16
-"""A confirmation has at most six; more is not one."""
+"""A confirmation has at most seven; more is not one."""
 
 _WORDS = {
     Event.SUSPECT: "the screen flagged the frame",
     Event.AUDIT: "the random draw picked the frame for an audit",
     Event.STRAIGHT: "the draw sent it straight to a recompute",
+    Event.FAR: "it lies so far outside its fences that no replica's word is enough",
+    Event.WATCHED: "its worker is watched: its frames lay near their fences more often than its peers'",
     Event.NO_REPLICA: "fewer than two other replicas of the stage were live, so nobody replayed it",
     Event.REPLAY_AGREES: "the replay of {who} agrees",
     Event.REPLAY_DISAGREES: "the replay of {who} disagrees",
