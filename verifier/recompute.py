@@ -28,8 +28,8 @@ class Recomputer:
         self.count = 0
 
     async def run(self, step: int, stage: int, x: torch.Tensor, incoming: torch.Tensor | None) -> Recomputed:
-        """``x``: tokens [B, T] or activation [B, T, D]. ``incoming`` None: a forward alone; else the gradient [B, T, D],
-        at the last stage the targets [B, T] (its output is its loss)."""
+        """``x``: tokens [B, T] or activation [B, T, D]. ``incoming`` None: a forward alone; else the gradient
+        [B, T, D], at the last stage the targets [B, T] (its output is its loss)."""
         flat = await self._weights.flat(step, stage)
         async with self._lock:
             self.count += 1

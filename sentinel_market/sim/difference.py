@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 Line = dict[str, Any]
@@ -21,6 +20,8 @@ KINDS = {
     "convict": "convictions",
 }
 """What a line with ``out`` is, by its name."""
+MOST_VERDICTS = 1000
+"""That one happening leads to; a handful, unless somebody made the file up."""
 
 
 @dataclass
@@ -33,38 +34,45 @@ class Tally:
 
 @dataclass(frozen=True)
 class Difference:
-    """One verdict that came out otherwise; None on the side that has nothing to say."""
+    """One verdict that came out otherwise; None on the side that has nothing to say. ``why``: the live seat did what
+    ``recorded`` says, and the judge here would not have."""
 
     line: int
     step: int
     recorded: Line | None
     simulated: Line | None
+    why: str = ""
 
     def text(self) -> str:
         """For people: where, and what differs."""
         one, other = self.recorded or {}, self.simulated or {}
-        keys = [key for key in {**one, **other} if _plain(one).get(key) != _plain(other).get(key)]
-        if "scores" in keys and one.get("scores") and other.get("scores"):
-            mine, theirs = _differing(one["scores"], other["scores"])
-        else:
-            mine, theirs = ({key: side.get(key) for key in keys} for side in (one, other))
-        what = KINDS.get(str({**one, **other}.get("out")), "what happened")
-        place = ", ".join(f"{key} {one.get(key, other.get(key))}" for key in ("stage", "slot") if key in {**one, **other})
-        return (
-            f"line {self.line}, step {self.step}, {what}{', ' if place else ''}{place}:\n"
-            f"  recorded   {_short(mine) if self.recorded else 'nothing'}\n"
-            f"  simulated  {_short(theirs) if self.simulated else 'nothing'}"
-        )
+        both = {**other, **one}
+        what = KINDS.get(str(both.get("out")), str(both.get("in", "what happened")))
+        place = "".join(f", {key} {both[key]}" for key in ("stage", "direction", "slot") if key in both)
+        head = f"line {self.line}, step {self.step}, {what}{place}:"
+        if self.why:
+            return f"{head}\n  {self.why}"
+        mine, theirs = _differing(one, other)
+        return f"{head}\n  recorded   {_short(mine)}\n  simulated  {_short(theirs)}"
 
     def to_json(self) -> Line:
         """Plain JSON data."""
-        return {"line": self.line, "step": self.step, "recorded": self.recorded, "simulated": self.simulated}
+        sides = {"recorded": self.recorded, "simulated": self.simulated}
+        return {"line": self.line, "step": self.step, "why": self.why, **sides}
 
 
-def _differing(one: Any, other: Any) -> tuple[Any, Any]:
-    """The first score that differs."""
-    pairs = zip(one, other, strict=False)
-    return next(((a, b) for a, b in pairs if a != b), (one, other))
+def _differing(one: Line, other: Line) -> tuple[Any, Any]:
+    """Of two verdicts what is not the same: of scores the first, [metric, value, low, high]."""
+    if not one or not other:
+        return one or "nothing", other or "nothing"
+    plain, judged = _plain(one), _plain(other)
+    keys = [key for key in {**plain, **judged} if plain.get(key) != judged.get(key)]
+    mine, theirs = ({key: side.get(key) for key in keys} for side in (one, other))
+    a, b = one.get("scores"), other.get("scores")
+    if "scores" in keys and isinstance(a, list) and isinstance(b, list):
+        pairs = (pair for pair in zip(a, b, strict=False) if pair[0] != pair[1])
+        mine["scores"], theirs["scores"] = next(pairs, (a, b))
+    return mine, theirs
 
 
 def _short(data: Any) -> str:
@@ -109,38 +117,39 @@ class Report:
         }
 
 
-@dataclass
 class Comparer:
-    """Fed line by line: ``begin`` with what happened, ``judged`` and ``recorded`` with what was made of it, ``settle``."""
+    """Fed line by line: ``begin``, what happened; ``judged`` and ``recorded``, what was made of it; ``settle``."""
 
-    _tallies: dict[str, Tally] = field(default_factory=dict)
-    _judged: list[Line] = field(default_factory=list)
-    _recorded: list[tuple[int, Line]] = field(default_factory=list)
-    _line: int = 0
-    _step: int = -1
-    _differences: int = 0
-    _first: Difference | None = None
+    def __init__(self) -> None:
+        self._tallies: dict[str, Tally] = {}
+        self._judged: list[Line] = []
+        self._recorded: list[tuple[int, Line]] = []
+        self._at = (0, -1)
+        self._happened: Line = {}
+        self._differences = 0
+        self._first: Difference | None = None
 
     def begin(self, line: int, step: int, happened: Line) -> None:
         """Something happened in ``line`` of the recording, in ``step``."""
-        self._line, self._step, self._happened = line, step, happened
+        self._at, self._happened = (line, step), happened
 
     def judged(self, verdict: Line) -> None:
         """The judge here says this of it."""
         self._judged.append(verdict)
 
-    def recorded(self, line: int, verdict: Line) -> None:
-        """The live seat said this of it, in ``line``."""
+    def recorded(self, line: int, verdict: Line) -> bool:
+        """The live seat said this of it, in ``line``. False once it said more than can be."""
         self._recorded.append((line, verdict))
+        return len(self._recorded) <= MOST_VERDICTS
 
     def diverged(self, why: str) -> None:
         """The live seat did something here that the judge would not have done."""
-        self._differ(Difference(self._line, self._step, self._happened, {"in": why}))
+        self._differ(Difference(*self._at, self._happened, None, why))
 
     def settle(self) -> None:
         """Nothing more follows from what happened last."""
         for index in range(max(len(self._judged), len(self._recorded))):
-            number, one = self._recorded[index] if index < len(self._recorded) else (self._line, None)
+            number, one = self._recorded[index] if index < len(self._recorded) else (self._at[0], None)
             other = self._judged[index] if index < len(self._judged) else None
             same = one is not None and other is not None and _plain(one) == _plain(other)
             if one is not None:
@@ -148,7 +157,7 @@ class Comparer:
                 tally.recorded += 1
                 tally.equal += same
             if not same:
-                self._differ(Difference(number, self._step, one, other))
+                self._differ(Difference(number, self._at[1], one, other))
         self._judged, self._recorded = [], []
 
     def _differ(self, difference: Difference) -> None:
@@ -165,5 +174,5 @@ def _plain(line: Line) -> Line:
     those depend on the machine's order of sums, the verdicts on them do not."""
     found = {key: value for key, value in line.items() if key != "reason"}
     if isinstance(found.get("history"), list):
-        found["history"] = [one[:2] if isinstance(one, Iterable) else one for one in found["history"]]
+        found["history"] = [one[:2] if isinstance(one, list) else one for one in found["history"]]
     return found

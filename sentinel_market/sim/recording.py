@@ -149,7 +149,8 @@ class Rehearsal:
         steps, ended = 0, ""
         for line in lines:
             if "out" in line:
-                self._comparer.recorded(self._reader.number, line)
+                if not self._comparer.recorded(self._reader.number, line):
+                    raise self._reader.broken("more verdicts than anything leads to")
                 continue
             self._comparer.settle()
             if line.get("in") == "end":
@@ -286,7 +287,7 @@ class Rehearsal:
         )
 
     def _without_confirmation(self, hearing: Hearing, content: Content, *, seconded: bool) -> None:
-        """Policies that ask nobody: ``paper`` lets a suspect go on as tainted, ``screen`` the third for the same work."""
+        """Policies that ask nobody: ``paper`` lets a suspect go on as tainted, ``screen`` the third one flagged."""
         tensors = (content.output, content.gradient, content.sketch)
         if not all(all_finite(one) for one in tensors if one is not None):
             self._engine.inconclusive(hearing.slot, hearing.stage)

@@ -23,7 +23,7 @@ from verifier.evidence.files import parse_json
 VERSION = 1
 INDEX, PACK = "index.jsonl", "tensors.pack"
 MAX_LINE_BYTES = 1 << 20
-MAX_INDEX_BYTES = 1 << 30
+MAX_INDEX_BYTES = 256 << 20
 MAX_TENSOR_BYTES = 1 << 30
 END_BYTES = 256
 """Kept free for the last line."""
@@ -72,7 +72,8 @@ class PackWriter:
         self._write(0, _line(data))
 
     def _write(self, which: int, data: bytes) -> None:
-        if self.nbytes + len(data) > self._max_bytes - END_BYTES:
+        index_bytes = self._sizes[0] + (len(data) if which == 0 else 0)
+        if self.nbytes + len(data) > self._max_bytes - END_BYTES or index_bytes > MAX_INDEX_BYTES - END_BYTES:
             raise PackFull
         if self._files[which].write(data) != len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

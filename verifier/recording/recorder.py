@@ -1,8 +1,8 @@
 """What a seat calls to be recorded. ``Recorder`` records nothing; ``DirectoryRecorder`` writes a recording.
 
 Lines ``{"in": ...}`` are what came from outside (answers, replays, recomputes), lines ``{"out": ...}`` what was
-concluded from the line before: verdicts, bans, and what the engine was told to remember (``traced``). All calls come from the
-event loop's thread, so the order of lines is the order in which it happened.
+concluded from the line before: verdicts, bans, and what the engine was told to remember (``traced``). All calls come
+from the event loop's thread, so the order of lines is the order in which it happened.
 """
 
 from __future__ import annotations
@@ -29,12 +29,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("verifier")
 
-DEFAULT_MAX_BYTES = 4 << 30
+DEFAULT_MAX_BYTES = 4_096_000_000
 _Tensor = torch.Tensor | bytes | None
 
 
 class Recorder:
     """Records nothing: the default of a seat."""
+
+    summary = ""
+    """For people, once it is closed: what was recorded."""
 
     def engine(self, context: SeatContext) -> Engine:
         """A new engine for the seat's driver."""
@@ -142,8 +145,10 @@ class DirectoryRecorder(Recorder):
             pack.close()
         except OSError as error:
             log.error("the recording %s has no last line: %s", self.directory, error.strerror or error)
-        else:
-            log.info("recorded %d steps, %.1f MB, in %s", self._steps, pack.nbytes / 1e6, self.directory)
+            reason = "it is cut short"
+        self.summary = f"recorded {self._steps} steps, {pack.nbytes / 1e6:.1f} MB, in {self.directory}" + (
+            f"; it ends there: {reason}" if reason else ""
+        )
 
     def _take(self, kind: str, fields: Told, **tensors: _Tensor) -> None:
         """An ``in`` line whose ``tensors`` are kept under their digests."""
