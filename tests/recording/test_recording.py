@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 from click.testing import CliRunner
 
@@ -84,7 +85,7 @@ def test_every_verdict_of_a_live_run_comes_out_again(recorded: tuple[Mesh, list[
     # two microbatches a seat: a forward at each of 3 stages, gradients out of 2, a silent backward of the first
     assert report.frames.recorded >= 7 * 2 * 6 and report.frames.equal == report.frames.recorded
     assert report.tallies["final"].recorded > 0, "nothing was confirmed"
-    assert report.tallies["gradient"].recorded >= 7 * 2, "the primary screens two or three sums a step"
+    assert report.tallies["gradient"].recorded >= 7, "the primary screens every sum"
     convicted = sum(report_.tallies["convict"].recorded for report_ in map(rehearse, folders))
     assert {slot for slot, _ in mesh.seats[0].docket.quarantined} == set(ATTACKS) and convicted >= 3
 
@@ -182,12 +183,13 @@ def unasked(lines: list[Line]) -> None:
             line["secret"] = "00" * 32
 
 
-def whole_skipped(lines: list[Line]) -> None:
-    at = find(lines, out="whole")
-    del lines[at - 1 : at + 1]
+def unexamined(lines: list[Line]) -> None:
+    """A sum that contradicts its sketches is added up all the same."""
+    accepted = lines[find(lines, **{"in": "gradient accepted"})]
+    lines[find(lines, **{"in": "gradient", "stage": accepted["stage"], "slot": accepted["slot"]})]["problem"] = 1
 
 
-@pytest.mark.parametrize("change", [score_up, kind, cleared, swapped, unasked, whole_skipped])
+@pytest.mark.parametrize("change", [score_up, kind, cleared, swapped, unasked, unexamined])
 def test_another_verdict_is_found(copy: Path, change: Callable[[list[Line]], None]) -> None:
     edit(copy, change)
     report = rehearse(copy)
@@ -235,7 +237,7 @@ def test_no_recording(tmp_path: Path, copy: Path) -> None:
     with pytest.raises(ConfigError, match=r"no file index\.jsonl"):
         rehearse(tmp_path)
     result = CliRunner().invoke(cli, ["sim", "replay", str(tmp_path)])
-    assert isinstance(result.exception, ConfigError)
+    assert result.exit_code == 2 and "is no recording" in result.output
 
 
 @pytest.mark.parametrize(
@@ -379,12 +381,11 @@ def test_an_engine_that_knows_something_is_recorded_with_its_state(tmp_path: Pat
         output=torch.randn(4, 32, 32), input=None, direction=BACKWARD, stage=2, num_stages=3, step=0, worker=7
     )
     engine.accept(2, BACKWARD, Engine(context.policy, 3, 7).screen(frame, 0))
-    state = {name: tensor.clone() for name, tensor in engine.state_dict().items()}
+    state = safetensors.torch.save(engine.state_dict())
     recorder.step(5, bytes(32))
     recorder.close()
     reader = PackReader(tmp_path / "recording")
     rehearsal = Rehearsal(reader)
     rehearsal._open(next(reader.lines()))
     reader.close()
-    found = rehearsal._engine.state_dict()
-    assert all(torch.equal(found[name], state[name]) for name in state)
+    assert safetensors.torch.save(rehearsal._engine.state_dict()) == state

@@ -164,15 +164,13 @@ class DirectoryRecorder(Recorder):
     def engine(self, context: SeatContext) -> Engine:
         self._context = context
         self._engine = TracedEngine(context.policy, context.num_stages, context.spec.seed)
-        self._engine.tell = self._tell
         return self._engine
 
     def _head(self, engine: TracedEngine, c: SeatContext) -> None:
         """Who judged, by what; and the engine's state, should it know something already."""
-        state = engine.state_dict()
-        fresh = Engine(c.policy, c.num_stages, c.spec.seed).state_dict()
-        known = any(not torch.equal(state[name], fresh[name]) for name in fresh)
-        blob = torch.frombuffer(bytearray(safetensors.torch.save(state)), dtype=torch.uint8) if known else None
+        state = safetensors.torch.save(engine.state_dict())
+        fresh = safetensors.torch.save(Engine(c.policy, c.num_stages, c.spec.seed).state_dict())
+        blob = None if state == fresh else torch.frombuffer(bytearray(state), dtype=torch.uint8)
         self._take(
             "head",
             {
@@ -197,6 +195,7 @@ class DirectoryRecorder(Recorder):
         if self._steps == 0:
             assert self._engine is not None and self._context is not None, "a driver asks for its engine first"
             self._head(self._engine, self._context)
+            self._engine.tell = self._tell
         if self._pack is not None:
             self._pack.keep()
         self._steps += 1
