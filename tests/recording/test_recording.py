@@ -16,16 +16,23 @@ import safetensors.torch
 import torch
 from click.testing import CliRunner
 
+from sentinel_market.chain.eip712 import digest
 from sentinel_market.cli.main import cli
-from sentinel_market.errors import ConfigError
+from sentinel_market.errors import ConfigError, PeerGone
 from sentinel_market.sim.recording import Rehearsal, rehearse
-from sentinel_market.wire.tensors import HEADER_BYTES, encode, encoded_hash
+from sentinel_market.wire import relay_pb2 as pb
+from sentinel_market.wire.tensors import HEADER_BYTES, decode, encode, encoded_hash
+from tests.pipeline.test_faults import hostile
 from tests.support.mesh import Mesh, job_toml
+from tests.verifier.rig import DOMAIN
 from verifier.check import BACKWARD, Frame
 from verifier.check.check import warm
 from verifier.check.engine import Engine
+from verifier.recompute import Recomputer
 from verifier.recording.pack import END_BYTES, INDEX, PACK, PackReader, PackWriter
 from verifier.recording.recorder import DirectoryRecorder, Recorder
+from verifier.reduce import claimed
+from worker.session import SeatLink, Worker
 
 Line = dict[str, Any]
 ATTACKS = {4: ("sign_flip", 2), 8: ("noise:direction=backward", 3), 0: ("grad_sign_flip", 4)}
@@ -135,12 +142,12 @@ def test_another_tensor_gives_another_verdict(copy: Path) -> None:
         for i, line in enumerate(lines)
         if line.get("in") == "answer" and line["stage"] == 1 and line["frames"][0]["output"]
     )
-    digest = lines[at]["frames"][0]["output"]
+    name = lines[at]["frames"][0]["output"]
     reader = PackReader(copy)
     list(reader.lines())
-    tensor = reader.tensor(digest, (4, 16, 32))
+    tensor = reader.tensor(name, (4, 16, 32))
     reader.close()
-    rename(copy, digest, 1.01 * tensor)
+    rename(copy, name, 1.01 * tensor)
     report = rehearse(copy)
     assert not report.same and report.first is not None
     assert report.first.recorded is not None and report.first.recorded["out"] == "screened"
@@ -389,3 +396,55 @@ def test_an_engine_that_knows_something_is_recorded_with_its_state(tmp_path: Pat
     rehearsal._open(next(reader.lines()))
     reader.close()
     assert safetensors.torch.save(rehearsal._engine.state_dict()) == state
+
+
+# --- everything that can happen to an answer
+
+
+def false_sum(worker: Worker, link: SeatLink, message: pb.ToSeat) -> list[pb.ToSeat | bytes]:
+    """From step 3 on: its frames are right, what it adds up is not."""
+    given = message.gradient
+    if message.WhichOneof("kind") == "gradient" and given.step >= 3:
+        given.gradient = encode(1.01 * decode(given.gradient))
+        given.gradient_hash = encoded_hash(given.gradient)
+        signed = claimed(link.session_key, given)
+        given.signature = worker.context.key.sign(digest(DOMAIN, signed))
+    return [message]
+
+
+def test_faults_and_lies_of_every_kind_come_out_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two cheats, unreadable answers, a false sum, recomputes that are impossible."""
+    folders = [tmp_path / f"recording-{seat}" for seat in range(3)]
+    recorders = {seat: DirectoryRecorder(folder) for seat, folder in enumerate(folders)}
+    attacks = {0: ("sign_flip", 2), 3: ("noise", 3)}
+    often = {"audit_ppm": 200_000, "warmup_audit_ppm": 200_000}
+    toml = job_toml(stages=3, layers=3, replicas=4, dim=32, seq_len=16, steps=8, **often)
+    warm()
+    mesh = Mesh(toml, tmp_path / "mesh", attacks, recorders)
+    recompute, asked, sent = Recomputer.run, [0], [0]
+
+    async def sometimes(self: Recomputer, *args: Any) -> Any:
+        asked[0] += 1
+        if asked[0] % 7 == 0:
+            raise PeerGone("the weights are gone")
+        return await recompute(self, *args)
+
+    def rubbish(_worker: Worker, _link: SeatLink, message: pb.ToSeat) -> list[pb.ToSeat | bytes]:
+        if message.WhichOneof("kind") == "result":
+            sent[0] += 1
+            if sent[0] % 4 == 0:
+                del message.result.commitments[:]
+        return [message]
+
+    monkeypatch.setattr(Recomputer, "run", sometimes)
+    hostile(mesh, {5: rubbish, 9: false_sum})
+    asyncio.run(mesh.train())
+    seen = set()
+    for folder in folders:
+        report = rehearse(folder)
+        assert report.same, report.first and report.first.text()
+        for line in lines_of(folder):
+            seen.add(line.get("in"))
+            seen.update(event for event, *_ in line.get("history", []))
+    wanted = {"lost", "repeat", "replay", "recompute", "recompute lost", "whole", "charged", "REPLAY_DISAGREES"}
+    assert wanted <= seen, wanted - seen
