@@ -37,14 +37,14 @@ def main() -> int:
     began = time.perf_counter()
     asyncio.run(mesh.train())
     caught = {slot: q.step for (slot, _), q in mesh.seats[0].docket.quarantined.items()}
-    print(f"{steps} live steps in {time.perf_counter() - began:.1f} s; quarantined (slot: step) {caught}")
+    lines = [f"{steps} live steps in {time.perf_counter() - began:.1f} s; quarantined (slot: step) {caught}"]
     reports = [rehearse(folder) for folder in folders]
     for seat, report in enumerate(reports):
-        print(f"seat {seat}: {report.to_json()}")
-        if report.first is not None:
-            print(report.first.text())
-    print("the same" if all(report.same for report in reports) else "NOT the same")
-    return 0 if all(report.same for report in reports) else 1
+        lines.append(f"seat {seat}: {report.to_json()}")
+        lines += [] if report.first is None else [report.first.text()]
+    same = all(report.same for report in reports)
+    sys.stdout.write("\n".join([*lines, "the same" if same else "NOT the same", ""]))
+    return 0 if same else 1
 
 
 if __name__ == "__main__":

@@ -46,6 +46,7 @@ class PackWriter:
             self._files = tuple((directory / name).open("xb", buffering=0) for name in (INDEX, PACK))
         except OSError as error:
             raise ConfigError(f"--record {directory} cannot be written: {error.strerror or error}") from None
+        self._directory = directory
         self._max_bytes = max_bytes
         self._known: set[str] = set()
         self._sizes = [0, 0]
@@ -97,6 +98,12 @@ class PackWriter:
     def close(self) -> None:
         for file in self._files:
             file.close()
+
+    def discard(self) -> None:
+        """Nothing was written: leave the folder as it was found."""
+        self.close()
+        for name in (INDEX, PACK):
+            (self._directory / name).unlink()
 
 
 def _line(data: dict[str, object]) -> bytes:

@@ -141,6 +141,9 @@ class DirectoryRecorder(Recorder):
         try:
             if cut:
                 pack.cut()
+            if self._steps == 0 and not cut:
+                pack.discard()
+                return
             pack.end({"in": "end", "why": why, "steps": self._steps})
             pack.close()
         except OSError as error:
