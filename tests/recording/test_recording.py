@@ -29,7 +29,7 @@ from verifier.check import BACKWARD, Frame
 from verifier.check.check import warm
 from verifier.check.engine import Engine
 from verifier.recompute import Recomputer
-from verifier.recording.pack import END_BYTES, INDEX, PACK, PackReader, PackWriter
+from verifier.recording.pack import END_BYTES, INDEX, PACK, PackFull, PackReader, PackWriter
 from verifier.recording.recorder import DirectoryRecorder, Recorder
 from verifier.reduce import claimed
 from worker.session import SeatLink, Worker
@@ -376,9 +376,11 @@ def test_a_seat_that_never_began_leaves_its_folder_free(tmp_path: Path) -> None:
 
 
 def test_a_tensor_is_kept_once(tmp_path: Path) -> None:
-    writer = PackWriter(tmp_path / "a", 1 << 20)
+    writer = PackWriter(tmp_path / "a", 1 << 24)
     one = torch.arange(6.0).reshape(2, 3)
     assert writer.tensor(one) == writer.tensor(one.clone()) == writer.tensor(encode(one))
+    with pytest.raises(PackFull):
+        writer.line({"in": "x" * (1 << 20)})
     writer.end({"in": "end"})
     writer.close()
     assert (tmp_path / "a" / PACK).stat().st_size == HEADER_BYTES + 24

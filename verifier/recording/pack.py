@@ -30,7 +30,7 @@ END_BYTES = 256
 
 
 class PackFull(Exception):  # noqa: N818
-    """The limit of bytes is reached."""
+    """A limit of bytes is reached: the caller's, or one that a reader holds a recording to."""
 
 
 class PackWriter:
@@ -42,6 +42,7 @@ class PackWriter:
             directory.mkdir(parents=True, exist_ok=True)
             if any(directory.iterdir()):
                 raise ConfigError(f"--record {directory} is not empty; name a new folder")
+            directory.chmod(0o700)  # secrets of steps that are not revealed yet are in it
             # No buffers: after a failure both files are cut back to what is whole, and nothing may come late.
             self._files = tuple((directory / name).open("xb", buffering=0) for name in (INDEX, PACK))
         except OSError as error:
@@ -73,8 +74,10 @@ class PackWriter:
         self._write(0, _line(data))
 
     def _write(self, which: int, data: bytes) -> None:
+        largest = (MAX_LINE_BYTES, MAX_TENSOR_BYTES)[which]
         index_bytes = self._sizes[0] + (len(data) if which == 0 else 0)
-        if self.nbytes + len(data) > self._max_bytes - END_BYTES or index_bytes > MAX_INDEX_BYTES - END_BYTES:
+        room = min(self._max_bytes - self.nbytes - len(data), MAX_INDEX_BYTES - index_bytes)
+        if room < END_BYTES or len(data) > largest:
             raise PackFull
         if self._files[which].write(data) != len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
