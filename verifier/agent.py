@@ -33,6 +33,7 @@ from sentinel_market.wire.http_client import CoordinatorClient
 from verifier.check.check import warm
 from verifier.context import SeatContext, check_policy
 from verifier.events import SeatEvents
+from verifier.recording.recorder import DEFAULT_MAX_BYTES, DirectoryRecorder, Recorder
 from verifier.seat import Outside, Seat
 
 log = logging.getLogger("verifier")
@@ -45,12 +46,15 @@ SETTLE_PATIENCE_SECONDS = 120
 @dataclass(frozen=True, kw_only=True)
 class VerifierOptions:
     """What the command line says. ``listen``: host:port to bind; port 0 takes a free one. ``public``: what workers
-    dial, where it differs. ``job_id`` None: the newest job with a free seat."""
+    dial, where it differs. ``job_id`` None: the newest job with a free seat. ``record``: a new folder for a recording
+    of at most ``record_bytes``."""
 
     name: str
     job_id: int | None = None
     listen: str = "127.0.0.1:0"
     public: str | None = None
+    record: Path | None = None
+    record_bytes: int = DEFAULT_MAX_BYTES
 
 
 def main(settings: Settings, password: str, options: VerifierOptions, say: Callable[[str], None]) -> int:
@@ -61,7 +65,13 @@ def main(settings: Settings, password: str, options: VerifierOptions, say: Calla
     torch.set_num_threads(1)
     network = load_network(settings.network_file)
     with Keystore(settings.keys_dir).use_hot(options.name, password) as key:
-        return asyncio.run(_Agent(settings, network, key, options, say).run())
+        recorder = Recorder() if options.record is None else DirectoryRecorder(options.record, options.record_bytes)
+        try:
+            return asyncio.run(_Agent(settings, network, key, options, say, recorder).run())
+        finally:
+            recorder.close()
+            if recorder.summary:
+                say(recorder.summary)
 
 
 def check_corpus(spec: JobSpec) -> Corpus:
@@ -90,9 +100,16 @@ def check_corpus(spec: JobSpec) -> Corpus:
 
 class _Agent:
     def __init__(
-        self, settings: Settings, network: Network, key: HotKey, options: VerifierOptions, say: Callable[[str], None]
+        self,
+        settings: Settings,
+        network: Network,
+        key: HotKey,
+        options: VerifierOptions,
+        say: Callable[[str], None],
+        recorder: Recorder,
     ) -> None:
         self.settings, self.network, self.key, self.options, self.say = settings, network, key, options, say
+        self.recorder = recorder
         self.endpoints: dict[str, str] = {}
 
     async def run(self) -> int:
@@ -182,6 +199,7 @@ class _Agent:
             self.endpoints.get,
             home,
             lambda: {slot.slot: slot for slot in roster.slots(job_id)},
+            self.recorder,
         )
         bound = await seat.start(host, port)
         announced = self.options.public or f"{host}:{bound}"

@@ -12,6 +12,7 @@ import random
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 
@@ -35,7 +36,6 @@ from verifier.answers import (
 from verifier.check import audit
 from verifier.check.check import Screening
 from verifier.check.confirm import Action, Event, decide
-from verifier.check.engine import Engine
 from verifier.check.frame import Frame
 from verifier.check.tolerance import Comparison, compare
 from verifier.check.verdict import Verdict, VerdictKind
@@ -45,6 +45,7 @@ from verifier.evidence.history import Happened
 from verifier.evidence.screening import snapshot
 from verifier.meter import Meter
 from verifier.recompute import Recomputed, Recomputer
+from verifier.recording.recorder import Recorder
 from verifier.relay import Relay, WorkerSession
 from verifier.step import SlotSession, StepState
 from verifier.weights import WeightsStore
@@ -81,6 +82,7 @@ class Driver:
         on_verdict: Callable[[int, Verdict, dict[str, object]], None],
         barred: Callable[[int], bool],
         on_ban: Callable[[int, str], None],
+        recorder: Recorder | None = None,
     ) -> None:
         """``batch_of(step, microbatch)`` -> tokens, targets [B, T]. ``on_offence`` starts an accusation.
         ``barred(slot)``: quarantined, in this step or before, or distrusted by this driver alone. ``on_ban(slot,
@@ -95,7 +97,8 @@ class Driver:
         self._on_verdict = on_verdict
         self._barred = barred
         self._on_ban = on_ban
-        self.engine = Engine(context.policy, context.num_stages, context.spec.seed)
+        self.recorder = recorder or Recorder()
+        self.engine = self.recorder.engine(context)
         self.secret = b""
         self.replay_micros = 0
         self._rng = random.Random()
@@ -114,6 +117,7 @@ class Driver:
     async def begin(self, state: StepState, secret: bytes) -> None:
         """Forget the step before and fetch what this one is screened against."""
         self._state, self.secret = state, secret
+        self.recorder.step(state.step, secret)
         self.engine.begin_step(state.step)
         self.held, self.accepted, self.units, self.leaves = [], [], {}, {}
         self.counters, self._duplicates = Counters(), 0
@@ -184,6 +188,7 @@ class Driver:
             try:
                 answer = await self._work(session, stage, held, operation, forward if prefer is not None else None)
             except (PeerGone, ProtocolError) as error:
+                self.recorder.lost(session.slot.slot, session.stage)
                 self._accident(session, error)
                 avoid.add(session.id)
                 continue
@@ -288,21 +293,10 @@ class Driver:
         c, slot = self.context, answer.session.slot.slot
         frames = []
 
+        make = partial(Frame, stage=stage, num_stages=c.num_stages, step=self._state.step, worker=slot)
+
         def frame(direction: int, output: torch.Tensor | None, before: torch.Tensor | None) -> None:
-            frames.append(
-                (
-                    direction,
-                    Frame(
-                        output=output,
-                        input=before,
-                        direction=direction,
-                        stage=stage,
-                        num_stages=c.num_stages,
-                        step=self._state.step,
-                        worker=slot,
-                    ),
-                )
-            )
+            frames.append((direction, make(output=output, input=before, direction=direction)))
 
         if answer.operation == pb.FORWARD:
             frame(FORWARD, answer.output, self._shown_input(stage, held))
@@ -326,6 +320,7 @@ class Driver:
         recompute says who is wrong. Raises ProtocolError when it is not accepted."""
         assert forward.output is not None
         known = decode(held.inputs[stage + 1], shape=self.context.shapes.activation, dtype=torch.float32)
+        self.recorder.repeat(held.microbatch, forward, known)
         compared = compare(forward.output, known, self.context.tolerance)
         if compared.agrees:
             self._count(forward, held)
@@ -344,6 +339,7 @@ class Driver:
         policy, slot = self.context.policy, answer.session.slot.slot
         with self._meter.section("check"):
             frames = self._frames(stage, held, answer)
+            self.recorder.answer(held.microbatch, answer, [frame for _, frame in frames], seconded=seconded)
             screenings = [(direction, self.engine.screen(frame, held.microbatch)) for direction, frame in frames]
             for (_, frame), (_, screening) in zip(frames, screenings, strict=True):
                 ban = self.engine.note(frame, screening)
@@ -403,17 +399,18 @@ class Driver:
             self._accident(answer.session, ProtocolError("nonfinite", suspect.verdict.reason))
         return None
 
+    def _in_warmup(self) -> bool:
+        return self._state.step < self.context.spec.verification.warmup_steps
+
     def _is_audited(self, stage: int, answer: Answer) -> bool:
-        policy = self.context.policy
-        if not policy.audits:
-            return False
-        share = audit.audit_share_ppm(
-            policy,
+        return audit.owes_audit(
+            self.context.policy,
+            self.secret,
+            [c.digest for c in answer.commitments],
             stage=stage,
             num_stages=self.context.num_stages,
-            in_warmup=self._state.step < self.context.spec.verification.warmup_steps,
+            in_warmup=self._in_warmup(),
         )
-        return any(audit.is_audited(self.secret, c.digest, share) for c in answer.commitments)
 
     async def _confirm(
         self,
@@ -444,6 +441,7 @@ class Driver:
         others = [s for s in self.replicas(stage) if s.slot.slot != answer.session.slot.slot]
         adds = answer.operation != pb.FORWARD  # a replayed backward is a duplicate in somebody's sum
         spent = adds and self._duplicates >= self._duplicate_limit()
+        self.recorder.confirm(answer, len(others), spent=spent)
         if spent or audit.goes_straight_to_recompute(self.secret, answer.commitments[0].digest):
             history.append(Happened(Event.STRAIGHT))
         if any(is_far(one) for _, one in screenings):
@@ -461,12 +459,13 @@ class Driver:
                 if replay is None:
                     history.append(Happened(Event.REPLAY_LOST))
                     continue
+                self.recorder.replay(answer, replay)
                 replays = (replay,)
                 found = farthest(answer.against(replay, self.context.tolerance))
                 event = Event.REPLAY_AGREES if found.agrees else Event.REPLAY_DISAGREES
                 history.append(Happened(event, replay.session.slot.slot, found))
             elif step.action is Action.RECOMPUTE:
-                reference = await self._recompute(stage, held, answer.operation)
+                reference = await self._recompute(stage, held, answer)
                 if reference is None:
                     history.append(Happened(Event.RECOMPUTE_IMPOSSIBLE))
                     continue
@@ -500,9 +499,11 @@ class Driver:
                     )
                     replay, replays = None, ()
         assert step.verdict is not None
+        final = Verdict(step.verdict, step.reason)
+        self.recorder.final(answer, final, history)
         self._on_verdict(
             answer.session.slot.slot,
-            Verdict(step.verdict, step.reason),
+            final,
             {
                 "step": self._state.step,
                 "direction": answer.commitments[-1].message.direction,
@@ -549,8 +550,7 @@ class Driver:
     def _duplicate_limit(self) -> int:
         """max(1, 2p x frames) a driver and step (protocol.md)."""
         policy = self.context.policy
-        warm = self._state.step < self.context.spec.verification.warmup_steps
-        share = policy.warmup_audit_share_ppm if warm else policy.audit_share_ppm
+        share = policy.warmup_audit_share_ppm if self._in_warmup() else policy.audit_share_ppm
         frames = 2 * self.context.num_stages * len(self.context.my_microbatches())
         return max(1, 2 * share * frames // 1_000_000)
 
@@ -559,19 +559,24 @@ class Driver:
         try:
             replay = await self._work(session, stage, held, answer.operation, None)
         except (PeerGone, ProtocolError) as error:
+            self.recorder.replay_lost(answer, session.slot.slot)
             self._accident(session, error)
             return None
         self.replay_micros += replay.compute_micros
         return replay
 
-    async def _recompute(self, stage: int, held: Held, operation: int) -> Recomputed | None:
+    async def _recompute(self, stage: int, held: Held, answer: Answer) -> Recomputed | None:
         step = self._state.step
         self.counters.recomputes += 1
+        x, incoming = held.given(stage, answer.operation, self.context.shapes)
         try:
-            return await self._recomputer.again(step, stage, held, operation)
+            found = await self._recomputer.run(step, stage, x, incoming)
         except (PeerGone, ProtocolError) as error:
             log.warning("step %d stage %d cannot be recomputed: %s", step, stage, error)
+            self.recorder.recompute(answer, None, None, None)
             return None
+        self.recorder.recompute(answer, x, incoming, self._weights.payload(step, stage))
+        return found
 
     def _offence(self, offence: Offence) -> None:
         self._on_offence(offence)

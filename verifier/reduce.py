@@ -176,6 +176,7 @@ class Reducer:
             )
             with self._meter.section("check"):
                 for slot, screening in self._judged.screenings.items():
+                    self._driver.recorder.gradient_accepted((self.stage, slot), aggregate)
                     self._driver.engine.accept_gradient(self.stage, slot, screening, aggregate)
             return update
 
@@ -277,7 +278,8 @@ class Reducer:
 
     def _screened(self, handed: list[Handed]) -> dict[int, Screening]:
         """Slot -> screening of its mean gradient against the mean of the others' means."""
-        means = {one.entry.slot: one.flat / max(one.entry.count, 1) for one in handed}
+        by_slot = {one.entry.slot: one for one in handed}
+        means = {slot: one.flat / max(one.entry.count, 1) for slot, one in by_slot.items()}
         finite = [slot for slot, mean in sorted(means.items()) if all_finite(mean)]
         found = {}
         for slot, mean in means.items():
@@ -288,6 +290,11 @@ class Reducer:
                 for one in rest[1:]:
                     others += one
                 others /= len(rest)
+            mine = by_slot[slot]
+            known = mine.content in self._judged.cleared
+            self._driver.recorder.gradient(
+                (self.stage, slot), mine.signed.digest, mean, others, problem=mine.problem, cleared=known
+            )
             found[slot] = self._driver.engine.screen_gradient(self.stage, slot, mean, others)
         return found
 
@@ -301,6 +308,9 @@ class Reducer:
         if one.problem:
             screened = Verdict(VerdictKind.SUSPECT, one.problem, screened.scores)
         whole = await self._whole.judge(one.signed, one.flat, one.parts)
+        parts = None if whole.backwards is None else [(part.input, part.incoming) for part in whole.backwards]
+        where = (self.stage, one.entry.slot)
+        self._driver.recorder.whole(where, one.flat, self.state.weights, parts, whole.verdict)
         self._teller.gradient(one.entry.slot, self.stage, state.step, screened, whole.verdict)
         if whole.verdict.kind is VerdictKind.ACCEPT:
             return True
@@ -319,6 +329,7 @@ class Reducer:
             return
         offence = GradientOffence(one.signed, whole.backwards, one.flat, screened, whole.verdict, state.step)
         if await self._charge(offence):
+            self._driver.recorder.charged(one.entry.slot)
             self._driver.engine.convict(one.entry.slot)
         else:
             await self._exclude(state, one.key, Lost(f"{reason}; no quorum agreed"))

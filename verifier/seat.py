@@ -35,6 +35,7 @@ from verifier.meter import Meter
 from verifier.payroll import Payroll, payable
 from verifier.peers import Peers
 from verifier.recompute import Recomputer
+from verifier.recording.recorder import Recorder
 from verifier.reduce import Lost, Reducer, Update, check_aggregate, is_lie
 from verifier.relay import Relay, WorkerSession
 from verifier.step import SlotSession, StepState, check_done, sets_of
@@ -72,9 +73,10 @@ class Seat:
         endpoint_of: Callable[[str], str | None],
         home: Path,
         refresh_slots: Callable[[], dict[int, SlotInfo]],
+        recorder: Recorder | None = None,
     ) -> None:
         """``endpoint_of(account)``: where another seat listens. ``refresh_slots()`` reads the slots from the chain
-        (blocking): a worker that claimed after the start is found by it."""
+        (blocking): a worker that claimed after the start is found by it. ``recorder`` is closed by ``stop``."""
         self.context = context
         self.corpus = corpus
         self.outside = outside
@@ -106,6 +108,7 @@ class Seat:
             self.teller.verdict,
             self.docket.barred,
             self.docket.on_ban,
+            recorder,
         )
         self.audits = CrossAudits(
             context,
@@ -197,6 +200,7 @@ class Seat:
         self.docket.cancel()
         self.audits.cancel()
         self.closing.cancel()
+        self.driver.recorder.close()
         await self.relay.stop()
         await self.peers.close()
 

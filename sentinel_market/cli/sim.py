@@ -16,6 +16,7 @@ from sentinel_market.errors import ConfigError, SentinelError
 
 if TYPE_CHECKING:
     from sentinel_market.sim.calibrate import Calibration
+    from sentinel_market.sim.difference import Report
     from sentinel_market.sim.plan import Plan
     from sentinel_market.sim.resume import Record
     from sentinel_market.sim.settings import RunSettings
@@ -303,3 +304,52 @@ def _calibration(found: Calibration) -> str:
     else:
         lines.append(("a free rider", "is not audited under this policy; only the screen can find it"))
     return table(("EXPECTED", ""), lines) + "\n\n" + needs_table(found.needs)
+
+
+@verb(sim, "replay", example="sentinel sim replay runs/recording --json runs/replay.json", json_flag=False)
+@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+@click.option(
+    "--json",
+    "file",
+    metavar="FILE",
+    type=click.Path(path_type=Path, allow_dash=True),
+    help="Write the result to FILE; `-` prints it.",
+)
+def replay_(app: App, directory: Path, file: Path | None) -> int:
+    """Judge a recording of a live seat again, by the simulation's judge, and compare every verdict.
+
+    A recording comes from `sentinel verifier start --record DIR`. Screens, draws and decisions are made again from the
+    recorded tensors, recomputes from the recorded weights. Exit code 0: the same verdicts in the same order. 1: not.
+    """
+    from sentinel_market.sim.recording import rehearse
+    from sentinel_market.sim.resume import write_text
+
+    app.note(f"judging {directory} again ...")
+    report = rehearse(directory)
+    data = report.to_json() | {"recording": str(directory)}
+    if str(file) == "-":
+        click.echo(json.dumps(data))
+    else:
+        if file is not None:
+            write_text(file, json.dumps(data, indent=2) + "\n")
+        click.echo(_replayed(report))
+    return 0 if report.same else 1
+
+
+def _replayed(report: Report) -> str:
+    from sentinel_market.sim.difference import KINDS
+
+    tallies = [(KINDS.get(name, name), tally) for name, tally in report.tallies.items()]
+    rows = [(name, f"{tally.recorded:,}", f"{tally.equal:,}") for name, tally in tallies]
+    lines = [
+        table(("VERDICTS", "RECORDED", "EQUAL"), rows),
+        "",
+        f"{report.steps} steps, {report.nbytes / 1e6:.1f} MB, judged again in {report.seconds:.1f} s",
+    ]
+    if report.ended != "closed":
+        lines.append(f"note: the recording ended early ({report.ended}): its limit, or the disk was full")
+    if report.first is None:
+        lines.append(f"same: all {report.frames.recorded:,} frames got the verdicts that the live seat gave")
+    else:
+        lines += [f"NOT the same: {report.differences:,} differences, the first:", report.first.text()]
+    return "\n".join(lines)

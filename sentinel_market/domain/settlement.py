@@ -4,7 +4,8 @@ Rules: an account earns its units at the price of their stage, rounded down once
 drove, what it recomputed and audited and the fixed repayment of its transactions, less what the record of its faults
 takes. A terminated slot keeps what its receipts say up to the last step before the offence. Nothing beyond
 ``payable(budget)`` is ever promised, nor beyond the allowance of the escrow's rate cap: then what is new is cut in
-proportion, rounded down, and the rest waits for the next root. Dust, less than one base unit an account and root, is not promised and is refunded.
+proportion, rounded down, and the rest waits for the next root. Dust, less than one base unit an account and root, is
+not promised and is refunded.
 """
 
 from __future__ import annotations

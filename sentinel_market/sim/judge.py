@@ -16,26 +16,23 @@ import torch
 from torch import Tensor
 
 from sentinel_market.models.sketch import Sketch
+from sentinel_market.sim.hearing import Hearing, Wants
 from sentinel_market.sim.workers import Claim, Roster, Work, Worker
 from verifier.check import (
-    Action,
     Event,
     Frame,
     Policy,
     Screening,
     Tolerance,
     VerdictKind,
-    audit_share_ppm,
     compare,
     compare_sketch,
-    decide,
     goes_straight_to_recompute,
-    is_audited,
     numeric_edge,
 )
+from verifier.check.audit import owes_audit
 from verifier.check.engine import Engine
 from verifier.check.frame import FORWARD
-from verifier.check.watch import is_far
 
 HONEST_NOISE = 4e-7
 """Relative error of honest replays, the largest measured (docs/verification.md, Measured: tolerance)."""
@@ -134,24 +131,28 @@ class Judge:
 
     def _judge(self, claim: Claim, engine: Engine) -> tuple[bool, Screening | None]:
         frame = self.frame(claim.work, claim.direction, claim.slot, claim.shown, claim.output)
-        screening = engine.screen(frame, claim.row)
-        verdict = screening.verdict
-        suspect = verdict.kind is not VerdictKind.ACCEPT
-        self._count(claim, verdict.kind is VerdictKind.SUSPECT)
-        ban = engine.note(frame, screening)
-        if ban is not None:
-            self._convict(ban.worker, ban.reason)
+        hearing = Hearing(engine, claim.slot, claim.stage, (claim.direction,), self._convict)
+        hearing.screen([frame], claim.row)
+        screening = hearing.screenings[0][1]
+        self._count(claim, screening.verdict.kind is VerdictKind.SUSPECT)
         self._draws += 1
         name = self._draws.to_bytes(32, "big")
-        watched = self._recompute_allowed and engine.watched(claim.slot, (claim.direction,))
-        audited = self._is_audited(claim, name)
-        if not (suspect or audited or watched):
-            engine.accept(claim.stage, claim.direction, screening)
+        audited = owes_audit(
+            self.policy,
+            self._secret,
+            [name],
+            stage=claim.stage,
+            num_stages=len(self._workers),
+            in_warmup=self._step < self._warmup_steps,
+        )
+        watched = self._recompute_allowed and hearing.watched
+        if hearing.suspect is None and not audited and not watched:
+            hearing.accept()
             self._accepted(claim)
             return True, screening
         if not self.policy.confirms:
             return False, screening
-        return self._confirm(claim, engine, screening, audited, watched, name), screening
+        return self._confirm(claim, hearing, audited, name), screening
 
     def _count(self, claim: Claim, flagged: bool) -> None:
         c = self.counters
@@ -171,79 +172,47 @@ class Judge:
         """The share p / 4 that is looked at after the step: cross-audits of frames, audits of whole gradients."""
         return self.policy.audits and rng.random() < self.policy.audit_share_ppm / 4e6
 
-    def _is_audited(self, claim: Claim, name: bytes) -> bool:
-        if not self.policy.audits:
-            return False
-        share = audit_share_ppm(
-            self.policy,
-            stage=claim.stage,
-            num_stages=len(self._workers),
-            in_warmup=self._step < self._warmup_steps,
-        )
-        return is_audited(self._secret, name, share)
-
     # ---- confirmation
 
-    def _confirm(
-        self, claim: Claim, engine: Engine, screening: Screening, audited: bool, watched: bool, name: bytes
-    ) -> bool:
+    def _confirm(self, claim: Claim, hearing: Hearing, audited: bool, name: bytes) -> bool:
         self.counters.confirmations += 1
         self.counters.audits += audited
-        events = [] if screening.verdict.kind is VerdictKind.ACCEPT else [Event.SUSPECT]
-        if audited:
-            events.append(Event.AUDIT)
-        if watched:
-            events.append(Event.WATCHED)
         others = [slot for slot in self._roster.live(claim.stage) if slot != claim.slot]
-        if self._recompute_allowed and goes_straight_to_recompute(self._secret, name):
-            events.append(Event.STRAIGHT)
-        if self._recompute_allowed and is_far(screening):
-            events.append(Event.FAR)
-        if len(others) < 2:
-            events.append(Event.NO_REPLICA)
+        straight = self._recompute_allowed and goes_straight_to_recompute(self._secret, name)
+        hearing.open(audited=audited, straight=straight, others=len(others), recomputes=self._recompute_allowed)
         replay: Claim | None = None
         reference: Reference | None = None
-        while (step := decide(events)).action is not Action.FINAL or step.judge_replayer:
-            if step.action is Action.REPLAY:
+        while (wants := hearing.wants) is not Wants.NOTHING:
+            if wants is Wants.REPLAY:
                 replay = self._replay(claim, self._rng.choice(others))
                 agrees = self._agrees(claim, replay)
-                events.append(Event.REPLAY_AGREES if agrees else Event.REPLAY_DISAGREES)
+                hearing.heard(Event.REPLAY_AGREES if agrees else Event.REPLAY_DISAGREES)
             elif not self._recompute_allowed:
                 # Recompute switched off: the majority of accused and two replicas decides, accomplices included.
                 rest = [slot for slot in others if replay is None or slot != replay.slot]
                 second = self._replay(claim, self._rng.choice(rest)) if rest else None
                 agrees = second is None or self._agrees(claim, second)
                 if agrees:
-                    engine.accept(claim.stage, claim.direction, screening)
+                    hearing.accept()
                     self._accepted(claim)
                 else:
                     self._convict(claim.slot, "two replays disagree (recompute switched off)")
                 return agrees
-            elif step.action is Action.RECOMPUTE:
+            elif wants is Wants.RECOMPUTE:
                 reference = self.recompute(claim)
                 if self._at_edge(reference):
-                    events.append(Event.RECOMPUTE_EDGE)
+                    hearing.heard(Event.RECOMPUTE_EDGE)
                     continue
                 agrees = self._agrees(claim, reference)
-                events.append(Event.RECOMPUTE_AGREES if agrees else Event.RECOMPUTE_DISAGREES)
+                hearing.heard(Event.RECOMPUTE_AGREES if agrees else Event.RECOMPUTE_DISAGREES)
             else:
                 assert replay is not None and reference is not None
                 upheld = self._agrees(replay, reference)
-                events.append(Event.REPLAY_UPHELD if upheld else Event.REPLAY_REFUTED)
-                if not upheld:
-                    self._convict(replay.slot, "its own replay fails the recompute")
-        if step.verdict is VerdictKind.VIOLATION:
-            self._convict(claim.slot, step.reason)
-            return False
-        if step.verdict is not VerdictKind.ACCEPT:
-            return False
-        if step.cleared_by == "recompute":
-            engine.upheld(claim.slot, (claim.direction,))
-        if step.cleared_by == "recompute" and screening.crossed:
-            engine.cleared_by_recompute(claim.stage, claim.direction, screening)
-        engine.accept(claim.stage, claim.direction, screening)
-        self._accepted(claim)
-        return True
+                hearing.heard(Event.REPLAY_UPHELD if upheld else Event.REPLAY_REFUTED, replay.slot)
+        accepted = hearing.close()
+        if accepted:
+            self._accepted(claim)
+        return accepted
 
     def _replay(self, claim: Claim, slot: int) -> Claim:
         """The same work by another replica, which may be hostile: it cheats here as anywhere, or vouches."""

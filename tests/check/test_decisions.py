@@ -128,8 +128,8 @@ def test_every_history_there_is() -> None:
 
 
 # Without replay: nothing or one of 4 recomputes. With: nothing, agrees, lost (and 4), disagrees (and 4, of which 2 may
-# judge the replayer twice). SUSPECT, AUDIT or both may be replayed. What skips it: some of STRAIGHT and NO_REPLICA; for a
-# SUSPECT also FAR; all subsets, the empty one too, when WATCHED is among what it begins with.
+# judge the replayer twice). SUSPECT, AUDIT or both may be replayed. What skips it: some of STRAIGHT and NO_REPLICA; for
+# a SUSPECT also FAR; all subsets, the empty one too, when WATCHED is among what it begins with.
 WITHOUT, WITH = 5, 1 + 1 + 5 + (1 + 4 + 2 * 2)
 PLAIN = (2 * 7 + 1 * 3) * WITHOUT + 3 * WITH
 WATCHED = (2 * 8 + 2 * 4) * WITHOUT

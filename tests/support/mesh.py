@@ -38,6 +38,7 @@ from sentinel_market.ports import (
 )
 from sentinel_market.wire.tensors import encode, encoded_hash
 from verifier.context import SeatContext, check_policy
+from verifier.recording.recorder import Recorder
 from verifier.seat import Outside, Seat
 from worker.compute import StageRunner
 from worker.session import Worker, WorkerContext
@@ -284,8 +285,14 @@ class ListEvents:
 class Mesh:
     """Seats in this thread's event loop, workers in threads of their own."""
 
-    def __init__(self, toml: str, home: Path, attacks: Mapping[int, tuple[str, int]] | None = None) -> None:
-        """``attacks``: slot -> (attack name, onset step)."""
+    def __init__(
+        self,
+        toml: str,
+        home: Path,
+        attacks: Mapping[int, tuple[str, int]] | None = None,
+        recorders: Mapping[int, Recorder] | None = None,
+    ) -> None:
+        """``attacks``: slot -> (attack name, onset step). ``recorders``: of some seats, by index."""
         torch.set_num_threads(1)
         self.spec = parse_job(toml)
         self.roster = FixedRoster(self.spec)
@@ -297,6 +304,7 @@ class Mesh:
         )
         self.home = home
         self.attacks = dict(attacks or {})
+        self.recorders = dict(recorders or {})
         self.court, self.escrow, self.blobs = MemoryCourt(), MemoryEscrow(), MemoryBlobs()
         self.endpoints: dict[str, str] = {}
         self.seats: list[Seat] = []
@@ -325,7 +333,15 @@ class Mesh:
             events=self.events[index],
             params=QuoteParams(),
         )
-        return Seat(context, self.corpus, outside, self.endpoints.get, self.home / f"seat-{index}", lambda: slots)
+        return Seat(
+            context,
+            self.corpus,
+            outside,
+            self.endpoints.get,
+            self.home / f"seat-{index}",
+            lambda: slots,
+            self.recorders.get(index),
+        )
 
     def worker(self, slot: int, home: Path | None = None) -> Worker:
         spec = self.spec

@@ -201,10 +201,7 @@ class Auditor:
     async def _recompute(self, bundle: Bundle) -> Claim:
         message = bundle.commitment.message
         self.recomputes += 1
-        if bundle.incoming is None:
-            found = await self._recomputer.forward(message.step, bundle.stage, bundle.input)
-        else:
-            found = await self._recomputer.backward(message.step, bundle.stage, bundle.input, bundle.incoming)
+        found = await self._recomputer.run(message.step, bundle.stage, bundle.input, bundle.incoming)
         return found.frame(message.direction)
 
     # ---- updates

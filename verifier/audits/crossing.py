@@ -188,9 +188,10 @@ class CrossAudits:
 
     async def _doubt(self, auditor: str, query: pb.AuditQuery, leaf: Leaf) -> None:
         fault = Fault(FaultKind.LAZY_AUDIT, auditor, query.step, query.commitment)
-        message = leaf.signed.message
+        message, stage = leaf.signed.message, leaf.answer.stage
+        x, incoming = leaf.held.given(stage, leaf.answer.operation, self.context.shapes)
         try:
-            truth = await self._recomputer.again(message.step, leaf.answer.stage, leaf.held, leaf.answer.operation)
+            truth = await self._recomputer.run(message.step, stage, x, incoming)
         except (PeerGone, ProtocolError) as error:
             log.info("the proof of seat %s cannot be looked into: %s", auditor, error)
             return

@@ -6,6 +6,8 @@ share. After the reveal anybody repeats the draw. Integers only.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import blake3
 
 from verifier.check.policy import PPM, Policy
@@ -42,6 +44,16 @@ def audit_share_ppm(policy: Policy, *, stage: int, num_stages: int, in_warmup: b
     share = policy.warmup_audit_share_ppm if in_warmup else policy.audit_share_ppm
     factor = policy.end_stage_factor if stage in (0, num_stages - 1) else 1
     return min(PPM, share * factor)
+
+
+def owes_audit(
+    policy: Policy, secret: bytes, names: Sequence[bytes], *, stage: int, num_stages: int, in_warmup: bool
+) -> bool:
+    """Whether an answer under these commitments (32-byte digests) is drawn for an audit."""
+    if not policy.audits:
+        return False
+    share = audit_share_ppm(policy, stage=stage, num_stages=num_stages, in_warmup=in_warmup)
+    return any(is_audited(secret, name, share) for name in names)
 
 
 def gradient_share_ppm(policy: Policy, *, in_warmup: bool) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 
@@ -193,7 +194,7 @@ class Engine:
         return state
 
     @classmethod
-    def from_state_dict(cls, policy: Policy, state: Mapping[str, torch.Tensor]) -> Engine:
+    def from_state_dict(cls, policy: Policy, state: Mapping[str, torch.Tensor]) -> Self:
         """The inverse of ``state_dict``; ProtocolError("baseline") for a state that does not fit together."""
 
         def part(prefix: str) -> dict[str, torch.Tensor]:
