@@ -20,11 +20,10 @@ from verifier.peers import Peers
 
 log = logging.getLogger("verifier")
 
-MOST_REPEATS = 4
-"""Passes that a seat may acknowledge for each one that its microbatches need: replays, audits, failover. Generous, for
-nobody can check another's count within the run, but a bound: else one seat could sign a friend the whole budget."""
-GRACE_STEPS = 4
-"""The first steps repeat most."""
+MOST_PASSES = 5
+"""Passes that a stage can cost a microbatch in a step in which no sum is dropped and no worker fails: its forward and one
+replay of it; its backward and one replay of that, which makes its own forward first. (LOSS is 2, its replay 2.) Each
+other replica may besides do that forward anew and then fail the backward. What the plan pays is 2."""
 EXTRA_ROOTS = 1000
 """Roots beyond one a step that a seat may ask to be repaid: the last ones wait for the rate cap."""
 
@@ -35,6 +34,17 @@ class _Owed:
 
     receipts: list[Receipt]
     offences: dict[tuple[int, int], int]
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A receipt that is not counted. ``false``: its seat did not sign it, so it lies; else it may count later."""
+
+    slot: int
+    nonce: int
+    units: int
+    reason: str
+    false: bool = False
 
 
 @dataclass(frozen=True)
@@ -60,6 +70,10 @@ class Payroll:
     """(slot, nonce) -> passes that this seat accepted"""
     receipts: dict[tuple[str, int, int], Receipt] = field(default_factory=dict)
     """(verifier, slot, nonce) -> newest receipt"""
+    accepted: dict[str, int] = field(default_factory=dict)
+    """verifier -> commitments under its driver roots so far"""
+    dropped: dict[str, int] = field(default_factory=dict)
+    """verifier -> sums dropped in the steps that it signed: each is made again elsewhere"""
     works: dict[str, SeatWork] = field(default_factory=dict)
     offences: dict[tuple[int, int], int] = field(default_factory=dict)
     driven: int = 0
@@ -112,38 +126,55 @@ class Payroll:
             settlements=self.settlements,
         )
 
-    def hear(self, account: str, message: pb.RecordSignature) -> None:
-        """Another seat's (or my own) receipts and counts of a step. Raises ProtocolError for a wrong signature.
-        Receipts for more work than the seat could have given out are not counted, by any seat."""
-        heard = {}
-        for entry in message.units:
-            holder = self.holders.get((entry.slot, entry.nonce))
-            if holder is None:
-                raise ProtocolError("receipt", f"a receipt for slot {entry.slot} nonce {entry.nonce}")
-            receipt = WorkReceipt(self.context.job_id, entry.slot, entry.nonce, account, message.step, entry.units)
-            if account != self.context.account:
-                self.context.check_seat(account, receipt, entry.signature)
-            heard[account, entry.slot, entry.nonce] = Receipt(
-                account=holder,
-                slot=entry.slot,
-                nonce=entry.nonce,
-                verifier=account,
-                step=message.step,
-                units=entry.units,
-            )
+    def hear(self, account: str, message: pb.RecordSignature, *, accepted: int, dropped: int) -> list[Refused]:
+        """Another seat's (or my own) receipts and counts of a step, once a step. ``accepted``: commitments under its
+        driver root of the step; ``dropped``: sums that the step dropped whole.
+
+        Each receipt is the pay of a worker, so a wrong one takes no other with it. Returns those that are not counted."""
+        self.accepted[account] = self.accepted.get(account, 0) + accepted
+        self.dropped[account] = self.dropped.get(account, 0) + dropped
+        heard: dict[tuple[str, int, int], Receipt] = {}
+        refused: list[Refused] = []
+        slots = self.context.num_stages * self.context.num_replicas
+        for entry in message.units[:slots]:
+            try:
+                heard[account, entry.slot, entry.nonce] = self._receipt(account, message.step, entry)
+            except ProtocolError as error:
+                refused.append(_refused(entry, str(error), false=error.code == "signature"))
+        if len(message.units) > slots:
+            refused.append(_refused(message.units[slots], f"{len(message.units)} receipts for {slots} slots"))
         before = {key: receipt for key, receipt in self.receipts.items() if key[0] == account}
         units = sum(receipt.units for receipt in {**before, **heard}.values())
-        if units > self._most_units(account, message.step):
-            log.warning("seat %s signs receipts for %d passes by step %d; not counted", account, units, message.step)
-        else:
+        most = self._most_units(account, message.step)
+        if units <= most:
             self.receipts.update(heard)
+        else:
+            reason = f"seat {account} acknowledges {units} passes by step {message.step}; it can have accepted {most}"
+            refused += [_refused(entry, reason) for entry in message.units[:1]]
         self.hear_counts(account, message.counts)
+        return refused
+
+    def _receipt(self, account: str, step: int, entry: pb.SlotUnits) -> Receipt:
+        """Raises ProtocolError: signature; receipt, where nobody is known to hold the slot under this nonce."""
+        if account != self.context.account:
+            signed = WorkReceipt(self.context.job_id, entry.slot, entry.nonce, account, step, entry.units)
+            self.context.check_seat(account, signed, entry.signature)
+        holder = self.holders.get((entry.slot, entry.nonce))
+        if holder is None:
+            raise ProtocolError("receipt", f"nobody is known to hold slot {entry.slot} under nonce {entry.nonce}")
+        return Receipt(
+            account=holder, slot=entry.slot, nonce=entry.nonce, verifier=account, step=step, units=entry.units
+        )
 
     def _most_units(self, account: str, step: int) -> int:
+        """Passes that this seat can have accepted by the end of ``step``. No more than it signed that it accepted, which
+        a cross-audit can ask for; and whatever it signed, no more than its microbatches can have cost."""
         c = self.context
         index = next(seat.index for seat in c.seats if seat.account == account)
-        a_step = 2 * c.num_stages * len(assignment.microbatches_of(index, c.spec.training.microbatches, c.live))
-        return MOST_REPEATS * a_step * (step + 1 + GRACE_STEPS)
+        mine = len(assignment.microbatches_of(index, c.spec.training.microbatches, c.live))
+        rounds = step + 1 + self.dropped[account]
+        cost = (MOST_PASSES + c.num_replicas - 1) * c.num_stages * mine * rounds
+        return min(self.accepted[account], cost)
 
     def hear_counts(self, account: str, counts: pb.SeatCounts) -> None:
         """What a seat says that it did. It only grows."""
@@ -359,6 +390,10 @@ def payable(
         if (slot, session) in lies:
             paid[slot] -= 1
     return paid
+
+
+def _refused(entry: pb.SlotUnits, reason: str, *, false: bool = False) -> Refused:
+    return Refused(entry.slot, entry.nonce, entry.units, reason, false)
 
 
 def _work(account: str, counts: pb.SeatCounts, quorum: int) -> SeatWork:

@@ -360,15 +360,13 @@ class Seat:
         signatures = {}
         for account, theirs in state.record_signatures.items():
             try:
+                await self._take_receipts(state, account, theirs)
                 if theirs.record_hash != mine.record_hash:
                     raise ProtocolError("record", f"seat {account} signed another record of step {state.step}")
                 c.check_seat(account, record, theirs.signature)
                 signatures[account] = theirs.signature
             except ProtocolError as error:
                 log.warning("%s", error)
-            if not self.payroll.knows(theirs):
-                await self.refresh()
-            self.payroll.hear(account, theirs)
         if len(signatures) < c.quorum:
             raise Fatal(f"the seats disagree about step {state.step}: {len(signatures)} of {c.quorum} signed alike")
         signed = from_record(record, built.new_weights, built.new_states, signatures)
@@ -381,6 +379,22 @@ class Seat:
         if epoch is not None:
             self.phase = "closing the epoch"
             await self.closing.end_epoch(self.last)
+
+    async def _take_receipts(self, state: StepState, account: str, theirs: pb.RecordSignature) -> None:
+        """Count them. Raises ProtocolError("receipt") when one is false: a record is final with q signatures of seats
+        that pay, so that seat's does not count. The receipts that are right do: they are the workers' pay."""
+        if not self.payroll.knows(theirs):
+            try:
+                await self.refresh()
+            except SentinelError as error:
+                log.warning("step %d: the slots cannot be read again: %s", state.step, error)
+        done = state.latest(account)
+        accepted = done.leaves if done is not None else 0
+        dropped = len(state.excluded) + len(state.quarantines)
+        refused = self.payroll.hear(account, theirs, accepted=accepted, dropped=dropped)
+        self.teller.receipts(state.step, account, refused)
+        if any(one.false for one in refused):
+            raise ProtocolError("receipt", f"seat {account} signed step {state.step} with false receipts")
 
     def _units(self, state: StepState) -> dict[int, int]:
         backwards = ((entry.slot, entry.session) for entry in self.driver.accepted)
