@@ -21,9 +21,9 @@ from verifier.peers import Peers
 log = logging.getLogger("verifier")
 
 MOST_PASSES = 5
-"""Passes that a stage can cost a microbatch in a step in which no sum is dropped and no worker fails: its forward and one
-replay of it; its backward and one replay of that, which makes its own forward first. (LOSS is 2, its replay 2.) Each
-other replica may besides do that forward anew and then fail the backward. What the plan pays is 2."""
+"""Passes that a stage can cost a microbatch in a step in which no sum is dropped and no worker fails: its forward and
+one replay of it; its backward and one replay of that, which makes its own forward first. (LOSS is 2, its replay 2.)
+Each other replica may besides do that forward anew and then fail the backward. What the plan pays is 2."""
 EXTRA_ROOTS = 1000
 """Roots beyond one a step that a seat may ask to be repaid: the last ones wait for the rate cap."""
 
@@ -130,7 +130,7 @@ class Payroll:
         """Another seat's (or my own) receipts and counts of a step, once a step. ``accepted``: commitments under its
         driver root of the step; ``dropped``: sums that the step dropped whole.
 
-        Each receipt is the pay of a worker, so a wrong one takes no other with it. Returns those that are not counted."""
+        Each receipt is a worker's pay, so a wrong one takes no other with it. Returns those that are not counted."""
         self.accepted[account] = self.accepted.get(account, 0) + accepted
         self.dropped[account] = self.dropped.get(account, 0) + dropped
         heard: dict[tuple[str, int, int], Receipt] = {}
@@ -167,8 +167,8 @@ class Payroll:
         )
 
     def _most_units(self, account: str, step: int) -> int:
-        """Passes that this seat can have accepted by the end of ``step``. No more than it signed that it accepted, which
-        a cross-audit can ask for; and whatever it signed, no more than its microbatches can have cost."""
+        """Passes that this seat can have accepted by the end of ``step``: no more than it signed that it accepted (a
+        cross-audit can ask for those) and, whatever it signed, no more than its microbatches can have cost."""
         c = self.context
         index = next(seat.index for seat in c.seats if seat.account == account)
         mine = len(assignment.microbatches_of(index, c.spec.training.microbatches, c.live))

@@ -28,6 +28,7 @@ from verifier.accuse import Accuser
 from verifier.closing import Closing, Finished
 from verifier.context import SeatContext
 from verifier.docket import Docket
+from verifier.door import Door
 from verifier.driver import Driver
 from verifier.meter import Meter
 from verifier.payroll import Payroll, payable
@@ -77,7 +78,8 @@ class Seat:
         self.corpus = corpus
         self.outside = outside
         self.meter = Meter()
-        self.peers = Peers(context, endpoint_of, self._hear)
+        self.peers = Peers(context, endpoint_of)
+        self.door = Door(context, self._hear)
         self.weights = WeightsStore(context, self.peers)
         self.recomputer = Recomputer(context, self.weights, self.meter)
         self.payroll = Payroll(context, outside.params, outside.escrow)
@@ -88,7 +90,7 @@ class Seat:
         self.docket = Docket(
             context, self.peers, self.accuser, self.payroll, outside.events, self._expel, self.teller.series_of
         )
-        self.relay = Relay(context, self.peers.on_envelope, self._on_session, self._slot_of, self.docket.turned_away)
+        self.relay = Relay(context, self.door.hear, self._on_session, self._slot_of, self.docket.turned_away)
         self.closing = Closing(
             context, self.peers, self.payroll, self.weights, outside.blobs, outside.events, corpus, self.meter
         )

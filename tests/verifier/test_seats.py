@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from pathlib import Path
 
 import blake3
@@ -21,9 +21,15 @@ from tests.support.mesh import JOB_ID, key
 from tests.verifier.rig import DOMAIN, small_mesh
 from verifier.accuse import BAD_COMPUTE
 from verifier.seat import Seat
+from verifier.sizes import number_of
 from verifier.step import sets_of
 
 WORD = bytes(range(32))
+
+
+async def stream(parts: Iterable[pb.Part]) -> AsyncIterator[pb.Part]:
+    for part in parts:
+        yield part
 
 
 class Council:
@@ -38,27 +44,40 @@ class Council:
         self._sequence = time.time_ns()
 
     def envelope(self, message: pb.SeatMessage | bytes, by: Seat | None = None, **changes: object) -> pb.Envelope:
+        """What announces ``message``, signed; ``key`` signs instead of the seat's own."""
         seat = by or self.hostile
         self._sequence += 1
+        body = message if isinstance(message, bytes) else message.SerializeToString()
         values = {
             "job_id": JOB_ID,
             "sender": seat.context.account,
             "recipient": self.hearer.context.account,
+            "boot": self.hearer.door.boot,
             "sequence": self._sequence,
+            "kind": number_of(message) if isinstance(message, pb.SeatMessage) else 1,
+            "size": len(body),
+            "body_hash": blake3.blake3(body).digest(),
             **{k: v for k, v in changes.items() if k != "key"},
         }
-        body = message if isinstance(message, bytes) else message.SerializeToString()
-        signed = SeatEnvelope(**values, body_hash=blake3.blake3(body).digest())  # type: ignore[arg-type]
+        signed = SeatEnvelope(**values)  # type: ignore[arg-type]
         signer = changes.get("key", seat.context.key)
-        return pb.Envelope(**values, body=body, signature=signer.sign(digest(DOMAIN, signed)))  # type: ignore[union-attr,arg-type]
+        return pb.Envelope(**values, signature=signer.sign(digest(DOMAIN, signed)))  # type: ignore[union-attr,arg-type]
+
+    async def give(self, *messages: pb.Envelope | pb.SeatMessage | bytes) -> pb.SeatMessage:
+        """A stream of these at the hearer's door. Raises ProtocolError with the code of an Error answer."""
+        data = [m if isinstance(m, bytes) else m.SerializeToString() for m in messages]
+        answer = await self.hearer.door.hear(stream(part for one in data for part in split(one)))
+        if answer.WhichOneof("kind") == "error":
+            raise ProtocolError(answer.error.code, answer.error.message)
+        return answer
 
     async def tell(self, message: pb.SeatMessage, sender: Seat | None = None) -> pb.SeatMessage:
-        return await self.hearer.peers.on_envelope(self.envelope(message, sender))
+        return await self.give(self.envelope(message, sender), message)
 
     async def refused(self, message: pb.SeatMessage, sender: Seat | None = None) -> str:
-        with pytest.raises((ProtocolError, ValueError)) as caught:
+        with pytest.raises(ProtocolError) as caught:
             await self.tell(message, sender)
-        return caught.value.code if isinstance(caught.value, ProtocolError) else "message"
+        return caught.value.code
 
     def done(self, seat: Seat | None = None, **changes: object) -> pb.Done:
         """A Done that ``seat`` (the hostile one) could have meant."""
@@ -120,10 +139,37 @@ def test_an_honest_envelope_is_answered(tmp_path: Path) -> None:
         ({"sender": "no address"}, "seat"),
         ({"sender": "seat 2"}, "signature"),
         ({"key": key("a stranger")}, "signature"),
-        ({"sequence": 5}, "replay"),
-        ({"sequence": time.time_ns() - 3600 * 10**9}, "replay"),
+        ({"boot": bytes(32)}, "boot"),
+        ({"boot": bytes(range(32))}, "boot"),
+        ({"boot": b"short"}, "message"),
+        ({"kind": 0}, "message"),
+        ({"kind": 999}, "message"),
+        ({"kind": 2}, "message"),
+        ({"size": 1}, "size"),
+        ({"size": 4}, "size"),
+        ({"size": 2**64 - 1}, "size"),
+        ({"body_hash": bytes(32)}, "message"),
     ],
-    ids=["job", "recipient", "nobody", "own name", "stranger", "no address", "other seat", "key", "old", "an hour old"],
+    ids=[
+        "job",
+        "recipient",
+        "nobody",
+        "own name",
+        "stranger",
+        "no address",
+        "other seat",
+        "key",
+        "unmet",
+        "other boot",
+        "no boot",
+        "no kind",
+        "unknown kind",
+        "other kind",
+        "less",
+        "more",
+        "endless",
+        "other message",
+    ],
 )
 def test_a_false_envelope_is_refused_by_name(tmp_path: Path, changes: dict[str, object], code: str) -> None:
     async def story(c: Council) -> None:
@@ -136,7 +182,7 @@ def test_a_false_envelope_is_refused_by_name(tmp_path: Path, changes: dict[str, 
             for name, value in found.items():
                 setattr(envelope, name, value)
         with pytest.raises(ProtocolError) as caught:
-            await c.hearer.peers.on_envelope(envelope)
+            await c.give(envelope, PING)
         assert caught.value.code == code
 
     council(tmp_path, story)
@@ -145,15 +191,20 @@ def test_a_false_envelope_is_refused_by_name(tmp_path: Path, changes: dict[str, 
 def test_an_envelope_that_was_changed_on_its_way_is_refused(tmp_path: Path) -> None:
     async def story(c: Council) -> None:
         for field, value in (
-            ("body", pb.SeatMessage(start=pb.Start()).SerializeToString()),
+            ("boot", bytes(32)),
             ("sequence", 2**63),
+            ("kind", 2),
+            ("size", 1),
+            ("body_hash", bytes(32)),
             ("signature", b"short"),
             ("signature", bytes(65)),
         ):
             envelope = c.envelope(PING)
             setattr(envelope, field, value)
             with pytest.raises(ProtocolError, match="signature"):
-                await c.hearer.peers.on_envelope(envelope)
+                await c.give(envelope, PING)
+        with pytest.raises(ProtocolError, match="another message"):
+            await c.give(c.envelope(pb.SeatMessage(ping=pb.Ping(step=6))), pb.SeatMessage(ping=pb.Ping(step=7)))
 
     council(tmp_path, story)
 
@@ -161,27 +212,27 @@ def test_an_envelope_that_was_changed_on_its_way_is_refused(tmp_path: Path) -> N
 def test_an_envelope_counts_once_and_late_ones_of_others_still_arrive(tmp_path: Path) -> None:
     async def story(c: Council) -> None:
         first, second = c.envelope(PING), c.envelope(PING)
-        await c.hearer.peers.on_envelope(second)
-        await c.hearer.peers.on_envelope(first)
+        await c.give(second, PING)
+        await c.give(first, PING)
         for envelope in (first, second):
             with pytest.raises(ProtocolError, match="replay"):
-                await c.hearer.peers.on_envelope(envelope)
+                await c.give(envelope, PING)
 
     council(tmp_path, story)
 
 
 def test_flooding_does_not_make_a_seat_forget_what_it_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("verifier.peers.REMEMBERED", 4)
+    monkeypatch.setattr("verifier.door.REMEMBERED", 4)
 
     async def story(c: Council) -> None:
         heard = [c.envelope(PING, c.third) for _ in range(3)]
         for envelope in heard:
-            await c.hearer.peers.on_envelope(envelope)
+            await c.give(envelope, PING)
         for _ in range(20):
             await c.tell(PING)
         for envelope in heard:
             with pytest.raises(ProtocolError, match="replay"):
-                await c.hearer.peers.on_envelope(envelope)
+                await c.give(envelope, PING)
         await c.tell(PING, c.third)
 
     council(tmp_path, story)
@@ -194,24 +245,26 @@ def test_whatever_comes_to_the_door_is_answered_by_an_error_and_the_seat_lives(t
         broken_root.root = b"short"
         nobody = c.certificate([c.hostile, c.third])
         nobody.signatures[0].verifier = "nobody"
-        messages = [
+        said: list[pb.SeatMessage | bytes] = [
             b"\xff\xff\xff",
             b"",
-            c.envelope(b"\xff\xff\xff").SerializeToString(),
-            c.envelope(b"").SerializeToString(),
-            c.envelope(pb.SeatMessage(done=broken_root)).SerializeToString(),
-            c.envelope(pb.SeatMessage(quarantine=nobody)).SerializeToString(),
-            c.envelope(pb.SeatMessage(accuse=pb.Accuse(slot=2**32 - 1))).SerializeToString(),
-            c.envelope(pb.SeatMessage(settlement=pb.SettlementProposal())).SerializeToString(),
-            c.envelope(pb.SeatMessage(weights_query=pb.WeightsQuery(stage=77, step=0))).SerializeToString(),
-            c.envelope(pb.SeatMessage(report_signature=pb.ReportSignature())).SerializeToString(),
-            c.envelope(pb.SeatMessage(error=pb.Error(code="x"))).SerializeToString(),
+            pb.SeatMessage(done=broken_root),
+            pb.SeatMessage(quarantine=nobody),
+            pb.SeatMessage(accuse=pb.Accuse(slot=2**32 - 1)),
+            pb.SeatMessage(settlement=pb.SettlementProposal()),
+            pb.SeatMessage(weights_query=pb.WeightsQuery(stage=77, step=0)),
+            pb.SeatMessage(report_signature=pb.ReportSignature()),
+            pb.SeatMessage(error=pb.Error(code="x")),
         ]
+        streams: list[list[pb.Part]] = [[], [pb.Part(data=b"\xff\xff\xff")], [pb.Part()], [pb.Part(more=True)]]
+        for one in said:
+            body = one if isinstance(one, bytes) else one.SerializeToString()
+            streams.append([pb.Part(data=c.envelope(one).SerializeToString()), pb.Part(data=body)])
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=CHANNEL_OPTIONS) as channel:
-            for message in messages:
+            for parts in streams:
                 call = channel.stream_stream(
                     TELL, request_serializer=pb.Part.SerializeToString, response_deserializer=pb.Part.FromString
-                )(split(message), timeout=30)
+                )(iter(parts), timeout=30)
                 answers = [Assembler(1 << 20).feed(part) async for part in call]
                 assert len(answers) == 1
                 assert answers[0] is not None

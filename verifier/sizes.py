@@ -1,0 +1,40 @@
+"""How large what seats say to each other may be: known from the job alone, so that nobody has to be believed."""
+
+from __future__ import annotations
+
+from sentinel_market.wire import relay_pb2 as pb
+from verifier.context import SeatContext
+
+SEAT_MESSAGE_BYTES = 512 << 20
+"""No message between seats is larger: evidence holds at most 480 MiB of tensors."""
+
+
+def control_bytes(context: SeatContext) -> int:
+    """No honest message is larger that carries no tensors: a Done names every accepted backward (36 bytes each), a
+    record signature every worker, a certificate every seat."""
+    spec = context.spec
+    backwards = context.num_stages * spec.training.microbatches
+    slots = context.num_stages * context.num_replicas
+    return (64 << 10) + (8 << 10) * slots + (1 << 10) * backwards + (16 << 10) * len(context.seats)
+
+
+def question_bytes(context: SeatContext, kind: str | None) -> int:
+    """``kind``: which SeatMessage. Only an accusation brings tensors; whatever else does is asked for."""
+    return SEAT_MESSAGE_BYTES if kind == "accuse" else control_bytes(context)
+
+
+def answer_bytes(context: SeatContext) -> int:
+    """Weights of a stage, or the inputs of one backward, are the largest answers."""
+    return control_bytes(context) + context.shapes.max_message_bytes
+
+
+def kind_of(number: int) -> str | None:
+    """The kind of SeatMessage with this field number, or None."""
+    field = pb.SeatMessage.DESCRIPTOR.fields_by_number.get(number)
+    return field.name if field is not None else None
+
+
+def number_of(message: pb.SeatMessage) -> int:
+    """The field number of its kind; 0 for an empty message."""
+    kind = message.WhichOneof("kind")
+    return pb.SeatMessage.DESCRIPTOR.fields_by_name[kind].number if kind is not None else 0
