@@ -12,7 +12,7 @@ import secrets
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import blake3
 from google.protobuf.message import DecodeError
@@ -36,15 +36,19 @@ SLOWEST_BYTES = 1 << 18
 """A second, over a whole message: who is slower holds memory for nothing."""
 MAX_STREAMS = 64
 """Messages of one seat that come in or are being answered at a time."""
-REMEMBERED = 1 << 14
+REMEMBERED = 1 << 12
+"""Sequences of one seat."""
 
 
 @dataclass
 class _Share:
-    """What one seat holds here now. ``large``: bytes of messages that are larger than a control message."""
+    """What one seat takes up here, so that none can take what another one needs. ``large``: bytes of messages that are
+    larger than a control message; ``seen``: its last sequences, ``floor``: the highest one that is forgotten."""
 
     streams: int = 0
     large: int = 0
+    seen: OrderedDict[int, None] = field(default_factory=OrderedDict)
+    floor: int = 0
 
 
 class Door:
@@ -58,8 +62,6 @@ class Door:
         self._handle = handle
         # What was said to an earlier process of this seat, and recorded, names another boot.
         self.boot = secrets.token_bytes(32)
-        self._seen: OrderedDict[tuple[str, int], None] = OrderedDict()
-        self._floors: dict[str, int] = {}
         self._unknown: dict[asyncio.Timeout, None] = {}
         self._shares = {account: _Share() for account in context.hot_keys}
 
@@ -143,19 +145,18 @@ class Door:
             raise ProtocolError("size", f"a {kind} of {envelope.size} bytes, at most {limit} are taken")
 
     def _once(self, envelope: pb.Envelope) -> None:
-        key = (envelope.sender, envelope.sequence)
-        if key in self._seen:
-            raise ProtocolError("replay", f"envelope {envelope.sequence} of {envelope.sender} came twice")
-        if envelope.sequence <= self._floors.get(envelope.sender, 0):
-            raise ProtocolError("replay", f"envelope {envelope.sequence} of {envelope.sender} is too old to be new")
-        self._seen[key] = None
-        if len(self._seen) > REMEMBERED:
-            (sender, sequence), _ = self._seen.popitem(last=False)
-            self._floors[sender] = max(sequence, self._floors.get(sender, 0))
+        share, sequence = self._shares[envelope.sender], envelope.sequence
+        if sequence in share.seen:
+            raise ProtocolError("replay", f"envelope {sequence} of {envelope.sender} came twice")
+        if sequence <= share.floor:
+            raise ProtocolError("replay", f"envelope {sequence} of {envelope.sender} is too old to be new")
+        share.seen[sequence] = None
+        if len(share.seen) > REMEMBERED:
+            share.floor = max(share.floor, share.seen.popitem(last=False)[0])
 
     @contextmanager
     def _room(self, envelope: pb.Envelope) -> Iterator[None]:
-        """A share a seat: none can take what another one needs. Raises ProtocolError("busy"): come again."""
+        """Raises ProtocolError("busy"): come again."""
         share = self._shares[envelope.sender]
         large = envelope.size if envelope.size > control_bytes(self.context) else 0
         if share.streams >= MAX_STREAMS or (large and share.large + large > SEAT_MESSAGE_BYTES):

@@ -13,8 +13,9 @@ import pytest
 
 from sentinel_market.chain.eip712 import digest
 from sentinel_market.domain import step_record
-from sentinel_market.domain.messages import DriverDone, DriverRoot, SeatEnvelope, ViolationReport
-from sentinel_market.errors import ProtocolError
+from sentinel_market.domain.messages import DriverDone, DriverRoot, SeatEnvelope, ViolationReport, WorkReceipt
+from sentinel_market.errors import PeerGone, ProtocolError
+from sentinel_market.ports import SlotInfo
 from sentinel_market.wire import relay_pb2 as pb
 from sentinel_market.wire.parts import CHANNEL_OPTIONS, TELL, Assembler, split
 from tests.support.mesh import JOB_ID, key
@@ -226,11 +227,14 @@ def test_flooding_does_not_make_a_seat_forget_what_it_heard(tmp_path: Path, monk
 
     async def story(c: Council) -> None:
         heard = [c.envelope(PING, c.third) for _ in range(3)]
+        late = c.envelope(PING, c.third)
         for envelope in heard:
             await c.give(envelope, PING)
-        for _ in range(20):
-            await c.tell(PING)
-        for envelope in heard:
+        flood = [c.envelope(PING) for _ in range(20)]
+        for envelope in flood:
+            await c.give(envelope, PING)
+        await c.give(late, PING)
+        for envelope in (*heard, *flood):
             with pytest.raises(ProtocolError, match="replay"):
                 await c.give(envelope, PING)
         await c.tell(PING, c.third)
@@ -484,5 +488,56 @@ def test_an_old_certificate_cannot_be_used_again_in_a_later_step(tmp_path: Path)
         done.quarantines.append(certificate)
         assert await c.refused(pb.SeatMessage(done=done)) == "quarantine"
         assert not c.hearer.book.get(2) or not c.hearer.book[2].quarantines
+
+    council(tmp_path, story)
+
+
+# ---- receipts
+
+
+def receipts(c: Council, **changes: object) -> pb.RecordSignature:
+    """The hostile seat's for one worker, signed as it stands, then changed where ``changes`` name ``units``."""
+    values = {"slot": 4, "nonce": 1, "units": 2, **changes}
+    context = c.hostile.context
+    message = WorkReceipt(JOB_ID, values["slot"], values["nonce"], context.account, 0, 2)  # type: ignore[arg-type]
+    units = [pb.SlotUnits(**values, signature=context.sign(message))]  # type: ignore[arg-type]
+    return pb.RecordSignature(step=0, units=units)
+
+
+async def taken(c: Council, said: pb.RecordSignature) -> list[dict[str, object]]:
+    await c.tell(pb.SeatMessage(done=c.done(leaves=2)))
+    await c.hearer._take_receipts(c.hearer.book[0], c.hostile.context.account, said)
+    return c.mesh.events[0].verdicts
+
+
+def test_a_receipt_that_is_right_is_taken(tmp_path: Path) -> None:
+    async def story(c: Council) -> None:
+        assert await taken(c, receipts(c)) == []
+        assert c.hearer.payroll.receipts[c.hostile.context.account, 4, 1].units == 2
+
+    council(tmp_path, story)
+
+
+def test_a_false_receipt_is_told_with_its_values(tmp_path: Path) -> None:
+    async def story(c: Council) -> None:
+        with pytest.raises(ProtocolError) as caught:
+            await taken(c, receipts(c, units=3))
+        assert caught.value.code == "receipt"
+        (told,) = c.mesh.events[0].verdicts
+        assert (told["kind"], told["slot"], told["nonce"], told["units"]) == ("receipt refused", 4, 1, 3)
+        assert (told["step"], told["verifier"], told["false"]) == (0, c.hostile.context.account, True)
+        assert not c.hearer.payroll.receipts
+
+    council(tmp_path, story)
+
+
+def test_a_receipt_for_an_unknown_holder_stops_nothing_while_the_chain_is_away(tmp_path: Path) -> None:
+    async def story(c: Council) -> None:
+        def away() -> dict[int, SlotInfo]:
+            raise PeerGone("the RPC is down")
+
+        c.hearer._refresh_slots = away
+        (told,) = await taken(c, receipts(c, nonce=9))
+        assert (told["nonce"], told["false"]) == (9, False)
 
     council(tmp_path, story)
