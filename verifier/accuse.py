@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,6 +20,7 @@ from sentinel_market.ports import CaseInfo, Court, SignedReport
 from sentinel_market.wire import relay_pb2 as pb
 from sentinel_market.wire.tensors import decode
 from verifier.answers import Offence, Signed
+from verifier.audits.auditor import AuditOffence
 from verifier.check.verdict import Verdict, VerdictKind
 from verifier.context import SeatContext
 from verifier.evidence import (
@@ -47,8 +49,15 @@ BAD_COMPUTE = 2
 REPORT_SECONDS = 3600
 """Chain seconds that a signed report stays valid."""
 MAX_BUNDLE_BYTES = 1 << 30
+REMEMBERED = 256
+"""Cases whose step this seat knows."""
 JUDGE_SECONDS = 30.0
 """How long another seat may take over its own recompute of one frame."""
+
+
+AnyOffence = Offence | GradientOffence | AuditOffence
+"""A violation that this seat's own recompute confirmed: of a frame that it drives, of a sum that it reduces, of a frame
+that another seat accepted."""
 
 
 class Accuser:
@@ -73,11 +82,12 @@ class Accuser:
         self._dir = evidence_dir
         self._data_hashes = data_hashes
         self.recomputes = 0
+        self._upheld: OrderedDict[bytes, int] = OrderedDict()
 
     # ---- accusing
 
-    async def accuse(self, offence: Offence | GradientOffence) -> pb.Quarantine | None:
-        """Ask the others. Returns a certificate of q signatures, or None: then nobody else saw it."""
+    async def accuse(self, offence: AnyOffence) -> pb.Quarantine | None:
+        """Ask the others. Returns a certificate of q signatures, in no step yet, or None: then nobody else saw it."""
         context, message = self.context, offence.signed.message
         flat = await self._weights.flat(offence.step, context.stage_of(message.slot))
         patience = JUDGE_SECONDS * (len(offence.backwards) if isinstance(offence, GradientOffence) else 1)
@@ -116,11 +126,12 @@ class Accuser:
             signatures[account] = reply.signature
             if len(signatures) >= context.quorum:
                 break
+        self._remember(evidence_hash, message.step)
         if len(signatures) < context.quorum:
             log.warning("no quorum against slot %d in step %d", message.slot, message.step)
             return None
         return pb.Quarantine(
-            step=message.step,
+            offence_step=message.step,
             slot=message.slot,
             nonce=message.nonce,
             session=message.session,
@@ -143,14 +154,15 @@ class Accuser:
             return account, None
         return account, reply
 
-    def _write(self, directory: Path, offence: Offence | GradientOffence, flat: torch.Tensor) -> tuple[bytes, bytes]:
+    def _write(self, directory: Path, offence: AnyOffence, flat: torch.Tensor) -> tuple[bytes, bytes]:
         with self._meter.section("evidence"):
             shared = self._dir / "weights"
             if isinstance(offence, GradientOffence):
                 whole = self._gradient_bundle(offence, flat)
                 hashed = write_gradient_bundle(directory, whole, weights_directory=shared)
             else:
-                hashed = write_bundle(directory, self._bundle(offence, flat), weights_directory=shared)
+                frame = offence.bundle if isinstance(offence, AuditOffence) else self._bundle(offence, flat)
+                hashed = write_bundle(directory, frame, weights_directory=shared)
             return hashed, pack(directory, weights_directory=shared)
 
     def _gradient_bundle(self, offence: GradientOffence, flat: torch.Tensor) -> GradientBundle:
@@ -294,7 +306,14 @@ class Accuser:
             if replayed.verdict.kind is not VerdictKind.VIOLATION:
                 return replayed.verdict.reason[:300]
             self._keep(accuse)
+            self._remember(accuse.evidence_hash, accuse.step)
             return ""
+
+    def _remember(self, evidence_hash: bytes, step: int) -> None:
+        """The step of an offence that this seat's own recompute confirmed."""
+        self._upheld[evidence_hash] = step
+        if len(self._upheld) > REMEMBERED:
+            self._upheld.popitem(last=False)
 
     def _rows_of(self, step: int, microbatches: tuple[int, ...]) -> frozenset[bytes]:
         known = set(range(self.context.spec.training.microbatches))
@@ -311,6 +330,10 @@ class Accuser:
     def check_certificate(self, quarantine: pb.Quarantine) -> None:
         """Raises ProtocolError unless q distinct seats signed the report behind it."""
         c = self.context
+        known = self._upheld.get(quarantine.evidence_hash, quarantine.offence_step)
+        if known != quarantine.offence_step:
+            # No signature covers it, and pay is void from there on.
+            raise ProtocolError("quarantine", f"the offence was in step {known}, not {quarantine.offence_step}")
         case_id = self._court.case_id(
             c.job_id, quarantine.slot, quarantine.nonce, BAD_COMPUTE, quarantine.commitment_hash
         )
@@ -372,8 +395,8 @@ class Accuser:
         return case
 
 
-def _reason(offence: Offence | GradientOffence) -> str:
-    if isinstance(offence, GradientOffence):
+def _reason(offence: AnyOffence) -> str:
+    if not isinstance(offence, Offence):
         return offence.reason
     way = "backward" if offence.signed.message.direction == BACKWARD else "forward"
     found = offence.screening

@@ -147,6 +147,15 @@ def farthest(found: list[tuple[Signed, Comparison]]) -> Comparison:
 
 
 @dataclass(frozen=True)
+class Leaf:
+    """A commitment under this driver's root, and what it takes to check it again."""
+
+    signed: Signed
+    answer: Answer
+    held: Held
+
+
+@dataclass(frozen=True)
 class Accepted:
     """One backward in a worker's sum."""
 

@@ -11,6 +11,7 @@ import torch
 
 from sentinel_market.data.corpus import Corpus, validation_batches
 from sentinel_market.domain import assignment
+from sentinel_market.domain.cross_audit import Ledger
 from sentinel_market.domain.messages import StepRecord
 from sentinel_market.errors import Fatal, ProtocolError, SentinelError
 from sentinel_market.models.stage import Stage
@@ -27,7 +28,10 @@ log = logging.getLogger("verifier")
 
 CLOSE_SECONDS = 300.0
 """The end of a job may take so long, or its planned time where that is longer: the rate cap counts from that."""
-KEPT_EPOCHS = 4
+KEPT_EPOCHS = 8
+"""More than end within the steps that cross-audits take."""
+AUDITED_SECONDS = 15.0
+"""The lead's audits are done before it proposes; another seat's may take a moment longer."""
 VALIDATION_SEED = 0
 """Not the job's: jobs on one corpus are measured on the same held-out sequences, so that their losses compare."""
 
@@ -64,6 +68,7 @@ class Closing:
         self._corpus = corpus
         self._meter = meter
         self._epochs: dict[int, Finished] = {}
+        self._audited: dict[int, asyncio.Event] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._turn = asyncio.Lock()
         self._job_closed = asyncio.Event()
@@ -82,15 +87,22 @@ class Closing:
         """Freeze what is owed; the lead then validates and settles beside the next steps."""
         step = finished.record.step
         self._payroll.freeze(step)
-        self._epochs[step] = finished
+        self._epochs[step], self._audited[step] = finished, asyncio.Event()
         for old in sorted(self._epochs)[:-KEPT_EPOCHS]:
-            del self._epochs[old]
+            del self._epochs[old], self._audited[old]
         if not self.is_lead:
             return
         flats = [await self._weights.flat(step + 1, stage) for stage in range(self.context.num_stages)]
         task = asyncio.ensure_future(self._settle(finished, flats))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def audited(self, step: int, ledger: Ledger) -> None:
+        """The cross-audits of all steps up to this one are done: epochs that ended by then may be settled."""
+        for end, event in self._audited.items():
+            if end <= step and not event.is_set():
+                self._payroll.audited(end, ledger)
+                event.set()
 
     async def _settle(self, finished: Finished, flats: list[torch.Tensor]) -> None:
         step = finished.record.step
@@ -106,6 +118,7 @@ class Closing:
                 }
             )
             await self._read_back(finished)
+            await self._audited[step].wait()
             async with self._turn:
                 settled = await self._payroll.propose(self._peers, step, finished.hash)
         except SentinelError as error:
@@ -147,6 +160,10 @@ class Closing:
         if finished.hash != proposal.step_record_hash:
             raise ProtocolError("root", f"this seat's record of step {proposal.step} is another one")
         await self._read_back(finished)
+        try:
+            await asyncio.wait_for(self._audited[proposal.step].wait(), AUDITED_SECONDS)
+        except TimeoutError:
+            raise ProtocolError("root", f"the cross-audits of step {proposal.step} are not done here") from None
         return await self._payroll.cosign(proposal)
 
     # ---- the end

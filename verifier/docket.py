@@ -10,8 +10,7 @@ from collections.abc import Callable
 from sentinel_market.errors import ProtocolError, Recoverable, SentinelError
 from sentinel_market.ports import Events
 from sentinel_market.wire import relay_pb2 as pb
-from verifier.accuse import Accuser
-from verifier.answers import Offence
+from verifier.accuse import Accuser, AnyOffence
 from verifier.context import SeatContext
 from verifier.payroll import Payroll
 from verifier.peers import Peers
@@ -46,14 +45,18 @@ class Docket:
         self._expel = expel
         self._series_of = series_of
         self.quarantined: dict[tuple[int, int], pb.Quarantine] = {}
+        self._recorded: dict[tuple[int, int], int] = {}
         self.distrusted: dict[tuple[int, int], str] = {}
         self.accusations: set[asyncio.Task[None]] = set()
         self._cases: set[asyncio.Task[None]] = set()
         self._state = StepState(-1)
 
     def begin(self, state: StepState) -> None:
-        """The step that quarantines are reached in from now on."""
+        """The step that quarantines are reached in from now on; those that came too late for the last one first."""
         self._state = state
+        for key, quarantine in self.quarantined.items():
+            if key not in self._recorded:
+                self._enter(state, quarantine)
 
     # ---- asking
 
@@ -76,7 +79,7 @@ class Docket:
         await self.settled()
         return (message.slot, message.nonce) in self.quarantined
 
-    def on_offence(self, offence: Offence | GradientOffence) -> None:
+    def on_offence(self, offence: AnyOffence) -> None:
         """No more work for that worker from here; ask the others for their own recompute."""
         message = offence.signed.message
         key = (message.slot, message.nonce)
@@ -110,7 +113,7 @@ class Docket:
         while self.accusations:
             await asyncio.wait(self.accusations)
 
-    async def _accuse(self, offence: Offence | GradientOffence) -> None:
+    async def _accuse(self, offence: AnyOffence) -> None:
         message = offence.signed.message
         try:
             quarantine = await self._accuser.accuse(offence)
@@ -129,22 +132,30 @@ class Docket:
                 }
             )
             return
+        quarantine.step = self._state.step
         self.take(self._state, quarantine)
         await self._peers.broadcast(pb.SeatMessage(quarantine=quarantine))
 
     def take(self, state: StepState, quarantine: pb.Quarantine) -> None:
         """A certificate of q seats, already checked: it binds this seat in this step and from now on."""
         key = (quarantine.slot, quarantine.nonce)
-        known = self.quarantined.get(key)
-        if known is not None and known.step != quarantine.step:
+        recorded = self._recorded.get(key)
+        if recorded is not None and recorded != quarantine.step:
             # Its step is under no signature: repeated later, it would bar whoever holds the slot by then.
-            raise ProtocolError("quarantine", f"slot {quarantine.slot} is quarantined since step {known.step}")
-        if known is None:
+            raise ProtocolError("quarantine", f"slot {quarantine.slot} is quarantined since step {recorded}")
+        if key not in self.quarantined:
             self.quarantined[key] = quarantine
             log.warning("slot %d is quarantined in step %d: %s", quarantine.slot, quarantine.step, quarantine.reason)
             self._expel(quarantine)
-        if quarantine.slot not in state.quarantines:
-            state.quarantines[quarantine.slot] = quarantine
+        self._enter(state, quarantine)
+
+    def _enter(self, state: StepState, quarantine: pb.Quarantine) -> None:
+        """Into this step's record, unless another one says it."""
+        if quarantine.slot not in state.quarantines and (quarantine.slot, quarantine.nonce) not in self._recorded:
+            entry = pb.Quarantine()
+            entry.CopyFrom(quarantine)
+            entry.step = state.step
+            state.quarantines[quarantine.slot] = entry
             state.changed()
 
     # ---- the court
@@ -152,6 +163,7 @@ class Docket:
     def prosecute(self, state: StepState) -> None:
         """The step's record is final: whoever accused first brings the case."""
         for slot, quarantine in state.quarantines.items():
+            self._recorded.setdefault((slot, quarantine.nonce), state.step)
             if quarantine.accuser != self.context.account:
                 continue
             account = self.context.slots[slot].account

@@ -24,6 +24,7 @@ from verifier.answers import (
     Accepted,
     Answer,
     Held,
+    Leaf,
     Offence,
     Screened,
     Signed,
@@ -103,7 +104,7 @@ class Driver:
         self.held: list[Held] = []
         self.accepted: list[Accepted] = []
         self.units: dict[int, int] = {}
-        self.leaves: list[bytes] = []
+        self.leaves: dict[bytes, Leaf] = {}
         self.counters = Counters()
         self._duplicates = 0
 
@@ -113,7 +114,7 @@ class Driver:
         """Forget the step before and fetch what this one is screened against."""
         self._state, self.secret = state, secret
         self.engine.begin_step(state.step)
-        self.held, self.accepted, self.units, self.leaves = [], [], {}, []
+        self.held, self.accepted, self.units, self.leaves = [], [], {}, {}
         self.counters, self._duplicates = Counters(), 0
         self._rng.seed(assignment.draw_seed(self.context.spec.seed, state.step, self.context.me))
         if self.context.policy.screens:
@@ -326,7 +327,7 @@ class Driver:
         known = decode(held.inputs[stage + 1], shape=self.context.shapes.activation, dtype=torch.float32)
         compared = compare(forward.output, known, self.context.tolerance)
         if compared.agrees:
-            self._count(forward)
+            self._count(forward, held)
             return
         verdict = Verdict(VerdictKind.SUSPECT, f"a repeated forward differs from the accepted one: {compared.text()}")
         suspect = Screening(verdict, self.context.policy, forward.session.slot.slot)
@@ -363,15 +364,20 @@ class Driver:
                 )
         audited = self._is_audited(stage, answer)
         if suspect is None and not audited:
-            self._accept(answer, screenings)
+            self._accept(answer, held, screenings)
             return answer
         self.counters.suspects += suspect is not None
         if suspect is not None and not policy.confirms:
-            return self._without_confirmation(answer, screenings, suspect, seconded)
+            return self._without_confirmation(held, answer, screenings, suspect, seconded)
         return await self._confirm(stage, held, answer, screenings, suspect, audited)
 
     def _without_confirmation(
-        self, answer: Answer, screenings: list[tuple[int, Screening]], suspect: Screening, seconded: bool
+        self,
+        held: Held,
+        answer: Answer,
+        screenings: list[tuple[int, Screening]],
+        suspect: Screening,
+        seconded: bool,
     ) -> Answer | None:
         """What policies that ask nobody else do with a suspect. A frame that is not finite never travels on.
 
@@ -387,10 +393,10 @@ class Driver:
             if flagged and answer.gradient is not None and mean is not None:
                 usual = torch.from_numpy(mean).expand_as(answer.gradient).contiguous()
                 answer = replace(answer, gradient=usual, gradient_bytes=encode(usual), gradient_hash=b"")
-            self._accept(answer, [])
+            self._accept(answer, held, [])
             return answer
         if seconded and finite and self.context.policy.screens:
-            self._accept(answer, screenings)
+            self._accept(answer, held, screenings)
             return answer
         if not finite:
             self._accident(answer.session, ProtocolError("nonfinite", suspect.verdict.reason))
@@ -519,16 +525,16 @@ class Driver:
                 )
             )
             if replay is not None:
-                self._accept(replay, [])
+                self._accept(replay, held, [])
             return replay
         if replay is not None:
-            self._accept(replay, [])
+            self._accept(replay, held, [])
         if step.verdict is VerdictKind.ACCEPT:
             if step.cleared_by == "recompute" and suspect is not None:
                 for direction, screening in screenings:
                     if screening.crossed:
                         self.engine.cleared_by_recompute(stage, direction, screening)
-            self._accept(answer, screenings)
+            self._accept(answer, held, screenings)
             return answer
         self._accident(answer.session, ProtocolError("inconclusive", step.reason))
         return replay
@@ -552,16 +558,10 @@ class Driver:
         return replay
 
     async def _recompute(self, stage: int, held: Held, operation: int) -> Recomputed | None:
-        shapes, step = self.context.shapes, self._state.step
+        step = self._state.step
         self.counters.recomputes += 1
-        x = held.tokens if stage == 0 else decode(held.inputs[stage], shape=shapes.activation, dtype=torch.float32)
         try:
-            if operation == pb.FORWARD:
-                return await self._recomputer.forward(step, stage, x)
-            if operation == pb.LOSS:
-                return await self._recomputer.backward(step, stage, x, held.targets)
-            incoming = decode(held.incoming[stage], shape=shapes.activation, dtype=torch.float32)
-            return await self._recomputer.backward(step, stage, x, incoming)
+            return await self._recomputer.again(step, stage, held, operation)
         except (PeerGone, ProtocolError) as error:
             log.warning("step %d stage %d cannot be recomputed: %s", step, stage, error)
             return None
@@ -570,11 +570,11 @@ class Driver:
         self._on_offence(offence)
         self.engine.convict(offence.answer.session.slot.slot)
 
-    def _accept(self, answer: Answer, screenings: list[tuple[int, Screening]]) -> None:
+    def _accept(self, answer: Answer, held: Held, screenings: list[tuple[int, Screening]]) -> None:
         with self._meter.section("check"):
             for direction, screening in screenings:
                 self.engine.accept(answer.stage, direction, screening)
-        self._count(answer)
+        self._count(answer, held)
         backward = answer.backward
         if backward is not None:
             assert answer.sketch is not None
@@ -590,8 +590,8 @@ class Driver:
                 )
             )
 
-    def _count(self, answer: Answer) -> None:
-        """Units are passes: a forward 1, a backward 1, so a LOSS task 2."""
+    def _count(self, answer: Answer, held: Held) -> None:
+        """Units are passes: a forward 1, a backward 1, so a LOSS task 2. Each is a leaf, that somebody may ask for."""
         slot = answer.session.slot.slot
         self.units[slot] = self.units.get(slot, 0) + len(answer.commitments)
-        self.leaves.extend(c.digest for c in answer.commitments)
+        self.leaves.update((c.digest, Leaf(c, answer, held)) for c in answer.commitments)

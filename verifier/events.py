@@ -43,6 +43,9 @@ class SeatEvents:
     def settlement(self, data: Mapping[str, object]) -> None:
         self._jobs.put(("settlement", dict(data)))
 
+    def seat(self, data: Mapping[str, object]) -> None:
+        self._jobs.put(("seat", dict(data)))
+
     def close(self, time_limit: float = 10.0) -> None:
         self._jobs.put(None)
         self._thread.join(time_limit)

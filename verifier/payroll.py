@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from sentinel_market.chain.eip712 import keccak256
 from sentinel_market.domain import assignment
+from sentinel_market.domain.cross_audit import LAG, Effect, Ledger, effect_of
 from sentinel_market.domain.messages import JobFinish, Settlement, WorkReceipt
 from sentinel_market.domain.quote import QuoteParams
 from sentinel_market.domain.settlement import Amounts, Receipt, SeatWork, settle
@@ -24,16 +25,27 @@ MOST_PASSES = 5
 """Passes that a stage can cost a microbatch in a step in which no sum is dropped and no worker fails: its forward and
 one replay of it; its backward and one replay of that, which makes its own forward first. (LOSS is 2, its replay 2.)
 Each other replica may besides do that forward anew and then fail the backward. What the plan pays is 2."""
+KEPT_STEPS = 2 * LAG
+"""Receipts of so many steps are kept beside the newest: an offence that is found out later voids what came after it."""
 EXTRA_ROOTS = 1000
 """Roots beyond one a step that a seat may ask to be repaid: the last ones wait for the rate cap."""
 
 
 @dataclass(frozen=True)
+class _Record:
+    """What the records say of a seat: cross-audits that are paid, microbatches and recomputes that are not."""
+
+    audited: int = 0
+    effect: Effect = field(default_factory=Effect)
+
+
+@dataclass(frozen=True)
 class _Owed:
-    """Receipts and offences as they stood at the end of an epoch."""
+    """Receipts as they stood at the end of an epoch, offences and records as they stood when its audits were done."""
 
     receipts: list[Receipt]
     offences: dict[tuple[int, int], int]
+    records: dict[str, _Record]
 
 
 @dataclass(frozen=True)
@@ -68,10 +80,10 @@ class Payroll:
     escrow: Escrow
     units: dict[tuple[int, int], int] = field(default_factory=dict)
     """(slot, nonce) -> passes that this seat accepted"""
-    receipts: dict[tuple[str, int, int], Receipt] = field(default_factory=dict)
-    """(verifier, slot, nonce) -> newest receipt"""
+    receipts: dict[tuple[str, int, int], list[Receipt]] = field(default_factory=dict)
+    """(verifier, slot, nonce) -> receipts of the last steps, the newest last"""
     accepted: dict[str, int] = field(default_factory=dict)
-    """verifier -> commitments under its driver roots so far"""
+    """verifier -> passes that it has put under its driver roots so far"""
     dropped: dict[str, int] = field(default_factory=dict)
     """verifier -> sums dropped in the steps that it signed: each is made again elsewhere"""
     works: dict[str, SeatWork] = field(default_factory=dict)
@@ -81,7 +93,9 @@ class Payroll:
     reports: int = 0
     executions: int = 0
     settlements: int = 0
-    _frozen: dict[int, _Owed] = field(default_factory=dict)
+    _frozen: dict[int, list[Receipt]] = field(default_factory=dict)
+    _owed: dict[int, _Owed] = field(default_factory=dict)
+    _latest: int = 0
     _signed: list[Amounts] = field(default_factory=list)
     holders: dict[tuple[int, int], str] = field(default_factory=dict)
     """(slot, nonce) -> account, past holders included"""
@@ -126,39 +140,53 @@ class Payroll:
             settlements=self.settlements,
         )
 
+    def check(self, account: str, message: pb.RecordSignature) -> None:
+        """Raises ProtocolError("signature") when a receipt of another seat is not signed by it: then it lies."""
+        for entry in message.units[: self._slots]:
+            self._check(account, message.step, entry)
+
+    def _check(self, account: str, step: int, entry: pb.SlotUnits) -> None:
+        if account != self.context.account:
+            signed = WorkReceipt(self.context.job_id, entry.slot, entry.nonce, account, step, entry.units)
+            self.context.check_seat(account, signed, entry.signature)
+
+    @property
+    def _slots(self) -> int:
+        return self.context.num_stages * self.context.num_replicas
+
     def hear(self, account: str, message: pb.RecordSignature, *, accepted: int, dropped: int) -> list[Refused]:
-        """Another seat's (or my own) receipts and counts of a step, once a step. ``accepted``: commitments under its
-        driver root of the step; ``dropped``: sums that the step dropped whole.
+        """Another seat's (or my own) receipts and counts of a step, once a step. ``accepted``: leaves of the seat's
+        last driver root of the step; ``dropped``: sums that the step dropped whole.
 
         Each receipt is a worker's pay, so a wrong one takes no other with it. Returns those that are not counted."""
         self.accepted[account] = self.accepted.get(account, 0) + accepted
         self.dropped[account] = self.dropped.get(account, 0) + dropped
         heard: dict[tuple[str, int, int], Receipt] = {}
         refused: list[Refused] = []
-        slots = self.context.num_stages * self.context.num_replicas
-        for entry in message.units[:slots]:
+        for entry in message.units[: self._slots]:
             try:
                 heard[account, entry.slot, entry.nonce] = self._receipt(account, message.step, entry)
             except ProtocolError as error:
                 refused.append(_refused(entry, str(error), false=error.code == "signature"))
-        if len(message.units) > slots:
-            refused.append(_refused(message.units[slots], f"{len(message.units)} receipts for {slots} slots"))
-        before = {key: receipt for key, receipt in self.receipts.items() if key[0] == account}
+        if len(message.units) > self._slots:
+            reason = f"{len(message.units)} receipts for {self._slots} slots"
+            refused.append(_refused(message.units[self._slots], reason))
+        before = {key: kept[-1] for key, kept in self.receipts.items() if key[0] == account}
         units = sum(receipt.units for receipt in {**before, **heard}.values())
-        most = self._most_units(account, message.step)
+        most = min(self.accepted[account], self._most_passes(account, message.step))
         if units <= most:
-            self.receipts.update(heard)
+            for key, newest in heard.items():
+                self._keep(key, newest)
         else:
             reason = f"seat {account} acknowledges {units} passes by step {message.step}; it can have accepted {most}"
             refused += [_refused(entry, reason) for entry in message.units[:1]]
+        self._latest = max(self._latest, message.step)
         self.hear_counts(account, message.counts)
         return refused
 
     def _receipt(self, account: str, step: int, entry: pb.SlotUnits) -> Receipt:
         """Raises ProtocolError: signature; receipt, where nobody is known to hold the slot under this nonce."""
-        if account != self.context.account:
-            signed = WorkReceipt(self.context.job_id, entry.slot, entry.nonce, account, step, entry.units)
-            self.context.check_seat(account, signed, entry.signature)
+        self._check(account, step, entry)
         holder = self.holders.get((entry.slot, entry.nonce))
         if holder is None:
             raise ProtocolError("receipt", f"nobody is known to hold slot {entry.slot} under nonce {entry.nonce}")
@@ -166,15 +194,21 @@ class Payroll:
             account=holder, slot=entry.slot, nonce=entry.nonce, verifier=account, step=step, units=entry.units
         )
 
-    def _most_units(self, account: str, step: int) -> int:
-        """Passes that this seat can have accepted by the end of ``step``: no more than it signed that it accepted (a
-        cross-audit can ask for those) and, whatever it signed, no more than its microbatches can have cost."""
+    def _most_passes(self, account: str, step: int) -> int:
+        """What this seat's microbatches can have cost by the end of ``step``, whatever it put under its roots: only a
+        share of those is looked at."""
         c = self.context
         index = next(seat.index for seat in c.seats if seat.account == account)
         mine = len(assignment.microbatches_of(index, c.spec.training.microbatches, c.live))
         rounds = step + 1 + self.dropped[account]
-        cost = (MOST_PASSES + c.num_replicas - 1) * c.num_stages * mine * rounds
-        return min(self.accepted[account], cost)
+        return (MOST_PASSES + c.num_replicas - 1) * c.num_stages * mine * rounds
+
+    def _keep(self, key: tuple[str, int, int], receipt: Receipt) -> None:
+        kept = self.receipts.setdefault(key, [])
+        kept.append(receipt)
+        # One that is older than every offence that can still be found out is enough.
+        while len(kept) > 1 and kept[1].step < receipt.step - KEPT_STEPS:
+            del kept[0]
 
     def hear_counts(self, account: str, counts: pb.SeatCounts) -> None:
         """What a seat says that it did. It only grows."""
@@ -188,13 +222,15 @@ class Payroll:
         c, training = self.context, self.context.spec.training
         if sorted(work.account for work in works) != sorted(c.hot_keys):
             raise ProtocolError("root", "the proposal must count the work of every seat, once")
+        # The lead counts when it proposes, which may be a step ahead of this seat, and steps after the epoch's end.
+        steps = min(max(step, self._latest) + 2, training.steps)
         # each frame once, and each backward once more in a whole stage gradient
-        recomputes = 3 * c.num_stages * training.microbatches * (step + 1)
+        recomputes = 3 * c.num_stages * training.microbatches * steps
         cases = len(self.offences)
         for work in works:
             seat = next(seat for seat in c.seats if seat.account == work.account)
-            driven = len(assignment.microbatches_of(seat.index, training.microbatches, c.live)) * (step + 1)
-            limits = (driven, recomputes, step + 1 + EXTRA_ROOTS, cases, cases)
+            driven = len(assignment.microbatches_of(seat.index, training.microbatches, c.live)) * steps
+            limits = (driven, recomputes, steps + EXTRA_ROOTS, cases, cases)
             counted = (work.driven, work.recomputes, work.settlements, work.reports, work.executions)
             if any(had > limit for had, limit in zip(counted, limits, strict=True)):
                 raise ProtocolError("root", f"seat {work.account} counts {counted}, at most {limits} could be due")
@@ -204,17 +240,27 @@ class Payroll:
     # ---- roots
 
     def freeze(self, step: int) -> None:
-        """Keep what is owed at the end of an epoch, so that its root can be signed while training goes on."""
-        self._frozen[step] = _Owed(list(self.receipts.values()), dict(self.offences))
-        for old in sorted(self._frozen)[:-4]:
-            del self._frozen[old]
+        """Keep the receipts at the end of an epoch, so that its root can be signed while training goes on."""
+        self._frozen[step] = [receipt for kept in self.receipts.values() for receipt in kept]
+
+    def audited(self, step: int, ledger: Ledger) -> None:
+        """The cross-audits of everything up to an epoch's end are done: what is owed for it stands."""
+        c = self.context
+        records = {}
+        for seat in c.seats:
+            share = len(assignment.microbatches_of(seat.index, c.spec.training.microbatches, c.live))
+            faults = [fault for fault in ledger.faults if fault.seat == seat.account]
+            records[seat.account] = _Record(ledger.audited.get(seat.account, 0), effect_of(faults, share))
+        self._owed[step] = _Owed(self._frozen.pop(step), dict(self.offences), records)
+        for old in sorted(self._owed)[:-8]:
+            del self._owed[old]
 
     def _amounts(
         self, step: int, works: list[SeatWork], last_total: int, allowance: int, claimed: Mapping[str, int]
     ) -> Amounts:
-        owed = self._frozen.get(step)
+        owed = self._owed.get(step)
         if owed is None:
-            raise ProtocolError("root", f"step {step} ends no epoch that this seat remembers")
+            raise ProtocolError("root", f"step {step} ends no epoch whose audits are done here")
         # The escrow's total says which of the roots that were signed here it took: one may never have been sent.
         previous = next((a for a in reversed(self._signed) if a.total == last_total), None)
         if previous is None and last_total:
@@ -223,7 +269,7 @@ class Payroll:
             self.context.spec,
             self.params,
             owed.receipts,
-            works,
+            [_recorded(work, owed.records) for work in works],
             offences=owed.offences,
             previous=previous.amounts if previous else None,
             previous_total=last_total,
@@ -239,7 +285,7 @@ class Payroll:
         """
         c, escrow = self.context, self.escrow
         money = await asyncio.to_thread(escrow.money, c.job_id)
-        convicts = sorted({self.holders[key] for key in self._frozen[step].offences})
+        convicts = sorted({self.holders[key] for key in self._owed[step].offences})
         claimed = {a: await asyncio.to_thread(escrow.claimed, c.job_id, a) for a in convicts}
         counts = self._counts_of_all()
         amounts = self._amounts(step, self._works(counts), money.total, money.allowance, claimed)
@@ -394,6 +440,11 @@ def payable(
 
 def _refused(entry: pb.SlotUnits, reason: str, *, false: bool = False) -> Refused:
     return Refused(entry.slot, entry.nonce, entry.units, reason, false)
+
+
+def _recorded(work: SeatWork, records: Mapping[str, _Record]) -> SeatWork:
+    record = records.get(work.account, _Record())
+    return replace(work, audited=record.audited, voided=record.effect.voided, charged=record.effect.charged)
 
 
 def _work(account: str, counts: pb.SeatCounts, quorum: int) -> SeatWork:

@@ -77,7 +77,7 @@ class Peers:
             call = self._channel(account).stream_stream(
                 TELL, request_serializer=pb.Part.SerializeToString, response_deserializer=pb.Part.FromString
             )(chain([announced], split(body)), timeout=max(time_limit, 0.0))
-            assembler = Assembler(answer_bytes(self.context))
+            assembler = Assembler(answer_bytes(self.context, message.WhichOneof("kind")))
             async for part in call:
                 whole = assembler.feed(part)
                 if whole is not None:

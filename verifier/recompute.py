@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
 import torch
 
 from sentinel_market.models.stage import Stage
+from sentinel_market.wire import relay_pb2 as pb
+from sentinel_market.wire.tensors import decode
 from verifier.context import SeatContext
 from verifier.evidence.gradient import RunningSum
 from verifier.evidence.recompute import Recomputed, recompute
 from verifier.meter import Meter
 from verifier.weights import WeightsStore
+
+if TYPE_CHECKING:
+    from verifier.answers import Held
 
 __all__ = ["Recomputed", "Recomputer"]
 
@@ -34,6 +40,17 @@ class Recomputer:
     async def backward(self, step: int, stage: int, x: torch.Tensor, incoming: torch.Tensor) -> Recomputed:
         """``incoming``: gradient [B, T, D], or the targets [B, T] at the last stage (whose output is its loss)."""
         return await self._run(step, stage, x, incoming)
+
+    async def again(self, step: int, stage: int, held: Held, operation: int) -> Recomputed:
+        """A unit of work that a driver holds: what its worker should have returned. Raises PeerGone, ProtocolError."""
+        shapes = self.context.shapes
+        x = held.tokens if stage == 0 else decode(held.inputs[stage], shape=shapes.activation, dtype=torch.float32)
+        if operation == pb.FORWARD:
+            return await self.forward(step, stage, x)
+        if operation == pb.LOSS:
+            return await self.backward(step, stage, x, held.targets)
+        incoming = decode(held.incoming[stage], shape=shapes.activation, dtype=torch.float32)
+        return await self.backward(step, stage, x, incoming)
 
     async def add_gradient(
         self, step: int, stage: int, x: torch.Tensor, incoming: torch.Tensor, total: RunningSum

@@ -9,6 +9,7 @@ from sentinel_market.domain.messages import StepRecord
 from sentinel_market.errors import ProtocolError
 from sentinel_market.wire import relay_pb2 as pb
 from verifier import checkpoint
+from verifier.audits.findings import said_of
 from verifier.context import SeatContext
 from verifier.reduce import to_stage_sum
 from verifier.step import StepState
@@ -79,11 +80,14 @@ def build(
         previous,
         step_record.live_seats_digest(seat.account for seat in context.seats),
         step_record.driver_roots_digest(
-            (account, done.root, done.leaves, done.next_secret_hash) for account, done in dones.items()
+            (account, done.root, done.leaves, done.next_secret_hash, said_of(done).digest())
+            for account, done in dones.items()
         ),
         step_record.multisets_digest([to_stage_sum(s) for s in a.sums] for a in aggregates),
         step_record.aggregates_digest(new_weights, new_states),
-        step_record.quarantines_digest((q.slot, q.nonce, q.commitment_hash, q.evidence_hash) for q in chosen.values()),
+        step_record.quarantines_digest(
+            (q.slot, q.nonce, q.offence_step, q.commitment_hash, q.evidence_hash) for q in chosen.values()
+        ),
         checkpoint.manifest_hash(manifest) if manifest is not None else step_record.NONE,
     )
     return BuiltRecord(record, new_weights, new_states, manifest, chosen)

@@ -26,6 +26,7 @@ from sentinel_market.models.sketch import Sketch
 from sentinel_market.wire import relay_pb2 as pb
 from sentinel_market.wire.commit import SessionKey
 from sentinel_market.wire.tensors import all_finite, decode, encode, encoded_hash, pair_hash, tensor_hash
+from verifier.audits.shelf import KeptUpdate
 from verifier.check import audit, robust
 from verifier.check.check import Screening
 from verifier.check.tolerance import compare_sketch
@@ -62,10 +63,12 @@ class StageState:
 
 @dataclass(frozen=True)
 class Update:
-    """What a primary hands to the record: the message for the seats, and the payload for the workers."""
+    """What a primary hands to the record: the message for the seats, the payload for the workers, and what both were
+    made from, for whoever audits it."""
 
     aggregate: pb.Aggregate
     payload: bytes
+    kept: KeptUpdate
 
 
 @dataclass(frozen=True)
@@ -370,7 +373,8 @@ class Reducer:
                 signature=self.context.sign(message),
                 rounds=[pb.DriverRound(verifier=account, round=done.round) for account, done in dones.items()],
             )
-            return Update(aggregate, payload), gradient
+            kept = KeptUpdate(tuple(flat for _, flat in sums), self.state.m, self.state.v)
+            return Update(aggregate, payload, kept), gradient
 
     @property
     def after(self) -> StageState:

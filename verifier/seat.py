@@ -10,12 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import blake3
 import torch
 
 from sentinel_market.chain.eip712 import digest, keccak256
 from sentinel_market.data.corpus import Corpus, batch
 from sentinel_market.domain import merkle, step_record
+from sentinel_market.domain.cross_audit import LAG, secret_hash
 from sentinel_market.domain.messages import DriverDone, DriverRoot
 from sentinel_market.domain.quote import QuoteParams
 from sentinel_market.errors import Fatal, PeerGone, ProtocolError, SentinelError
@@ -25,6 +25,8 @@ from sentinel_market.wire.records import from_record
 from sentinel_market.wire.tensors import encode, tensor_hash
 from verifier import archive, checkpoint, records
 from verifier.accuse import Accuser
+from verifier.audits.crossing import CrossAudits
+from verifier.audits.findings import check_findings, said_after, said_of
 from verifier.closing import Closing, Finished
 from verifier.context import SeatContext
 from verifier.docket import Docket
@@ -107,6 +109,17 @@ class Seat:
             self.docket.barred,
             self.docket.on_ban,
         )
+        self.audits = CrossAudits(
+            context,
+            self.peers,
+            self.weights,
+            self.recomputer,
+            self._data_hashes,
+            self.docket.on_offence,
+            self.teller.cross_audit,
+            self.teller.fault,
+            self.teller.recorded,
+        )
         self.whole = WholeGradients(context, self.peers, self.recomputer, self.driver, self._data_hashes)
         self.reducers = {
             stage: Reducer(
@@ -169,6 +182,7 @@ class Seat:
         self.teller.begin()
         for step in range(training.steps):
             await asyncio.wait_for(self._one_step(step), self._step_limit())
+        await asyncio.wait_for(self._last_audits(), self._step_limit())
         self.phase = "settling"
         await self.docket.cases_ended()
         assert self.last is not None, "a job has at least one step"
@@ -183,6 +197,7 @@ class Seat:
             session.part(code, message)
         await asyncio.sleep(0.2)
         self.docket.cancel()
+        self.audits.cancel()
         self.closing.cancel()
         await self.relay.stop()
         await self.peers.close()
@@ -296,8 +311,11 @@ class Seat:
             excluded=[pb.SlotSession(slot=s, session=n, reason=why) for (s, n), why in sorted(state.excluded.items())],
             quarantines=[state.quarantines[slot] for slot in sorted(state.quarantines)],
             leaves=len(driver.leaves),
-            root=merkle.root(driver.leaves, keccak256),
-            next_secret_hash=blake3.blake3(self._next_secret).digest(),
+            leaf_digests=list(driver.leaves),
+            root=merkle.root(list(driver.leaves), keccak256),
+            secret_hash=secret_hash(self._secret),
+            next_secret_hash=secret_hash(self._next_secret),
+            findings=self.audits.findings(state.step, self._revealed(state.step - 1)),
             loss_sum_e6=round(sum(held.loss for held in driver.held) * 1e6),
             suspects=driver.counters.suspects,
             confirmations=driver.counters.confirmations,
@@ -313,6 +331,13 @@ class Seat:
         )
         self._take_done(c.account, done)
         await self.peers.broadcast(pb.SeatMessage(done=done))
+
+    def _revealed(self, step: int) -> list[bytes]:
+        """The secrets of a step as they were told here, in seat order; empty where one was not."""
+        if step not in self.book:
+            return []
+        told = self.book[step].record_signatures
+        return [told[seat.account].secret if seat.account in told else b"" for seat in self.context.seats]
 
     async def _reduce(self, state: StepState, reducer: Reducer) -> Update:
         update = await reducer.reduce(state)
@@ -341,9 +366,9 @@ class Seat:
             await asyncio.to_thread(self.outside.blobs.put, built.manifest)
         barred = set(state.quarantines)
         for slot, quarantine in state.quarantines.items():
-            self.payroll.offences.setdefault((slot, quarantine.nonce), state.step)
+            self.payroll.offences.setdefault((slot, quarantine.nonce), quarantine.offence_step)
         self.payroll.driven += len(c.my_microbatches())
-        self.payroll.recomputes = self.recomputer.count + self.accuser.recomputes
+        self.payroll.recomputes = self._own_recomputes()
         mine = pb.RecordSignature(
             step=state.step,
             record_hash=digest(c.domain, record),
@@ -362,15 +387,21 @@ class Seat:
         signatures = {}
         for account, theirs in state.record_signatures.items():
             try:
-                await self._take_receipts(state, account, theirs)
                 if theirs.record_hash != mine.record_hash:
                     raise ProtocolError("record", f"seat {account} signed another record of step {state.step}")
                 c.check_seat(account, record, theirs.signature)
+                # A record is final with q signatures of seats that pay: one with false receipts does not count.
+                self.payroll.check(account, theirs)
                 signatures[account] = theirs.signature
             except ProtocolError as error:
                 log.warning("%s", error)
         if len(signatures) < c.quorum:
             raise Fatal(f"the seats disagree about step {state.step}: {len(signatures)} of {c.quorum} signed alike")
+        said = {account: said_of(done) for account, done in dones.items()}
+        self.audits.shelf.keep(state.step, self.driver.leaves, {s: update.kept for s, update in updates.items()})
+        self.audits.close(state.step, said, state.aggregates)
+        for account, theirs in state.record_signatures.items():
+            await self._take_receipts(state, account, theirs)
         signed = from_record(record, built.new_weights, built.new_states, signatures)
         self.last = Finished(record, mine.record_hash, signed)
         self._archive.append(archive.line(signed, dones, state))
@@ -381,22 +412,60 @@ class Seat:
         if epoch is not None:
             self.phase = "closing the epoch"
             await self.closing.end_epoch(self.last)
+        self._after_audits()
+
+    def _after_audits(self) -> None:
+        """What a finished step's findings mean for pay, and for a seat that was found out too often."""
+        ledger = self.audits.ledger
+        self.closing.audited(ledger.step - LAG, ledger)
+        lost = ledger.lost()
+        if lost is not None:
+            what = ", ".join(f"{fault.kind.name} in step {fault.step}" for fault in ledger.misses(lost))
+            whose = "this seat has" if lost == self.context.account else f"seat {lost} has"
+            raise Fatal(
+                f"{whose} lost its place in job {self.context.job_id}: {what}. The run stops: nothing is lost, "
+                "finished epochs stay payable, the rest is refunded"
+            )
+
+    async def _last_audits(self) -> None:
+        """After the last step: as many rounds of findings as a step's audits take, without steps."""
+        c, steps = self.context, self.context.spec.training.steps
+        self.phase = "auditing"
+        for step in range(steps, steps + LAG):
+            self.step = step
+            await self.audits.settled()
+            findings = self.audits.findings(step, self._revealed(step - 1))
+            state = self._state(step)
+            state.findings[c.account] = findings
+            await self.peers.broadcast(pb.SeatMessage(findings=findings))
+            await state.until(lambda: len(state.findings) == len(c.seats))  # noqa: B023
+            self.audits.close(step, {account: said_after(told) for account, told in state.findings.items()}, {})
+            self._after_audits()
+        await self.docket.settled()
+        late = self._state(steps + LAG)
+        self.docket.begin(late)
+        for slot, quarantine in late.quarantines.items():
+            self.payroll.offences.setdefault((slot, quarantine.nonce), quarantine.offence_step)
+        self.docket.prosecute(late)
+        self.closing.audited(steps - 1, self.audits.ledger)
+
+    def _own_recomputes(self) -> int:
+        """Without cross-audits: those are paid by the record, not by this seat's word."""
+        return self.recomputer.count + self.accuser.recomputes - self.audits.auditor.recomputes
 
     async def _take_receipts(self, state: StepState, account: str, theirs: pb.RecordSignature) -> None:
-        """Count them. Raises ProtocolError("receipt") when one is false: a record is final with q signatures of seats
-        that pay, so that seat's does not count. The receipts that are right do: they are the workers' pay."""
+        """Count those that are right, whatever came with them: they are the workers' pay."""
         if not self.payroll.knows(theirs):
             try:
                 await self.refresh()
             except SentinelError as error:
                 log.warning("step %d: the slots cannot be read again: %s", state.step, error)
+        # Its newest Done, also where the record was made from an older one: what it drove again meanwhile is paid.
         done = state.latest(account)
         accepted = done.leaves if done is not None else 0
         dropped = len(state.excluded) + len(state.quarantines)
         refused = self.payroll.hear(account, theirs, accepted=accepted, dropped=dropped)
         self.teller.receipts(state.step, account, refused)
-        if any(one.false for one in refused):
-            raise ProtocolError("receipt", f"seat {account} signed step {state.step} with false receipts")
 
     def _units(self, state: StepState) -> dict[int, int]:
         backwards = ((entry.slot, entry.session) for entry in self.driver.accepted)
@@ -425,6 +494,8 @@ class Seat:
         elif kind == "done":
             self._check_step(message.done.step)
             check_done(self.context, sender, message.done)
+            for certificate in message.done.findings.faults:
+                self.audits.faults.check(certificate)
             for quarantine in message.done.quarantines:
                 if quarantine.step != message.done.step:
                     raise ProtocolError("quarantine", f"one of step {quarantine.step} in step {message.done.step}")
@@ -446,6 +517,14 @@ class Seat:
             self.docket.take(self._check_step(message.quarantine.step), message.quarantine)
         elif kind == "weights_query":
             return pb.SeatMessage(weights_answer=await self._serve(message.weights_query))
+        elif kind == "audit_query":
+            return pb.SeatMessage(audit_answer=self.audits.serve_frame(sender, message.audit_query))
+        elif kind == "update_query":
+            return pb.SeatMessage(update_answer=self.audits.shelf.update(message.update_query))
+        elif kind == "fault_claim":
+            self.audits.faults.hear(sender, message.fault_claim, self.step)
+        elif kind == "findings":
+            self._take_findings(sender, message.findings)
         elif kind == "held_query":
             return pb.SeatMessage(held_answer=self.whole.serve(message.held_query))
         elif kind == "counts_query":
@@ -466,6 +545,17 @@ class Seat:
     def _take_done(self, account: str, done: pb.Done) -> None:
         state = self._check_step(done.step)
         state.dones.setdefault(account, {}).setdefault(done.round, done)
+        state.changed()
+
+    def _take_findings(self, sender: str, findings: pb.Findings) -> None:
+        """What a seat says after the last step."""
+        if findings.step < self.context.spec.training.steps:
+            raise ProtocolError("findings", f"findings of step {findings.step} come with a Done")
+        state = self._check_step(findings.step)
+        check_findings(self.context, findings)
+        for certificate in findings.faults:
+            self.audits.faults.check(certificate)
+        state.findings.setdefault(sender, findings)
         state.changed()
 
     async def _take_exclude(self, sender: str, exclude: pb.Exclude) -> None:

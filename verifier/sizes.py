@@ -10,12 +10,12 @@ SEAT_MESSAGE_BYTES = 512 << 20
 
 
 def control_bytes(context: SeatContext) -> int:
-    """No honest message is larger that carries no tensors: a Done names every accepted backward (36 bytes each), a
-    record signature every worker, a certificate every seat."""
+    """No honest message is larger that carries no tensors: a Done names every accepted frame and backward (36 bytes
+    each) and up to 4096 audits (48 each), a record signature every worker, a certificate every seat."""
     spec = context.spec
     backwards = context.num_stages * spec.training.microbatches
     slots = context.num_stages * context.num_replicas
-    return (64 << 10) + (8 << 10) * slots + (1 << 10) * backwards + (16 << 10) * len(context.seats)
+    return (256 << 10) + (8 << 10) * slots + (1 << 10) * backwards + (16 << 10) * len(context.seats)
 
 
 def question_bytes(context: SeatContext, kind: str | None) -> int:
@@ -23,9 +23,11 @@ def question_bytes(context: SeatContext, kind: str | None) -> int:
     return SEAT_MESSAGE_BYTES if kind == "accuse" else control_bytes(context)
 
 
-def answer_bytes(context: SeatContext) -> int:
-    """Weights of a stage, or the inputs of one backward, are the largest answers."""
-    return control_bytes(context) + context.shapes.max_message_bytes
+def answer_bytes(context: SeatContext, question: str | None) -> int:
+    """An update comes with the sum of each replica and two moments, as large as a stage each; other answers with the
+    weights of a stage or the tensors of one frame."""
+    tensors = context.num_replicas + 2 if question == "update_query" else 1
+    return control_bytes(context) + tensors * context.shapes.max_message_bytes
 
 
 def kind_of(number: int) -> str | None:

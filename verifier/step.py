@@ -6,10 +6,12 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from sentinel_market.domain import assignment, step_record
+from sentinel_market.chain.eip712 import keccak256
+from sentinel_market.domain import assignment, merkle, step_record
 from sentinel_market.domain.messages import DriverDone, DriverRoot
 from sentinel_market.errors import ProtocolError
 from sentinel_market.wire import relay_pb2 as pb
+from verifier.audits.findings import check_findings
 from verifier.context import SeatContext
 
 SlotSession = tuple[int, int]
@@ -24,6 +26,8 @@ class StepState:
     """account -> round -> Done"""
     aggregates: dict[int, pb.Aggregate] = field(default_factory=dict)
     record_signatures: dict[str, pb.RecordSignature] = field(default_factory=dict)
+    findings: dict[str, pb.Findings] = field(default_factory=dict)
+    """After the last step only: account -> what it found out; else a Done brings it."""
     excluded: dict[SlotSession, str] = field(default_factory=dict)
     """(slot, session) whose sum of this step is dropped whole -> why"""
     lies: set[SlotSession] = field(default_factory=set)
@@ -109,3 +113,20 @@ def check_done(context: SeatContext, account: str, done: pb.Done) -> None:
         DriverRoot(context.job_id, done.step, account, done.root, done.leaves, done.next_secret_hash),
         done.root_signature,
     )
+    _check_leaves(done)
+    if len(done.secret_hash) != 32 or len(done.next_secret_hash) != 32:
+        raise ProtocolError("done", "the hash of a secret has 32 bytes")
+    if done.findings.step != done.step:
+        raise ProtocolError("findings", f"findings of step {done.findings.step} in a Done of step {done.step}")
+    check_findings(context, done.findings)
+
+
+def _check_leaves(done: pb.Done) -> None:
+    leaves = set(done.leaf_digests)
+    if not len(leaves) == len(done.leaf_digests) == done.leaves or any(len(leaf) != 32 for leaf in leaves):
+        raise ProtocolError("done", f"{done.leaves} leaves are claimed, {len(leaves)} are listed")
+    if merkle.root(list(done.leaf_digests), keccak256) != done.root:
+        raise ProtocolError("done", "the root is not that of the listed leaves")
+    for entry in done.sets:
+        if not leaves.issuperset(entry.commitments):
+            raise ProtocolError("done", f"a backward of slot {entry.slot} is not under the root")

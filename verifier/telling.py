@@ -8,8 +8,10 @@ from collections.abc import Iterable
 from dataclasses import asdict
 
 from sentinel_market.domain import assignment
+from sentinel_market.domain.cross_audit import Draw, Fault, Outcome
 from sentinel_market.ports import Events
 from sentinel_market.wire import relay_pb2 as pb
+from verifier.audits.auditor import Found
 from verifier.check.verdict import Verdict, VerdictKind
 from verifier.context import SeatContext
 from verifier.payroll import Refused
@@ -81,6 +83,38 @@ class Teller:
             )  # fmt: skip
             self._events.verdict({"kind": "receipt refused", "step": step, "verifier": verifier, **asdict(one)})
 
+    def cross_audit(self, draw: Draw, found: Found) -> None:
+        """This seat looked at what the seed drew."""
+        log.log(
+            logging.DEBUG if found.outcome is Outcome.AGREES else logging.WARNING,
+            "cross-audit of step %d, seat %s: %s: %s",
+            draw.step,
+            draw.accused,
+            found.outcome.name,
+            found.reason,
+        )
+        self._events.seat(
+            {
+                "kind": "cross-audit",
+                "step": draw.step,
+                "seat": draw.accused,
+                "auditor": draw.auditor,
+                "subject": draw.subject.hex(),
+                "stage": draw.stage,
+                "outcome": found.outcome.name,
+                "reason": found.reason,
+            }
+        )
+
+    def fault(self, fault: Fault, claimant: str) -> None:
+        """Somebody says that it found a seat at fault; no record yet."""
+        self._events.seat({"kind": "claim", **_fault(fault), "claimant": claimant})
+
+    def recorded(self, fault: Fault, step: int) -> None:
+        """A record says so now: q seats found it out, or everybody saw it."""
+        log.warning("the record of step %d: seat %s: %s", step, fault.seat, fault.kind.name)
+        self._events.seat({"kind": "fault", **_fault(fault), "recorded": step})
+
     def costs(self, sessions: Iterable[WorkerSession]) -> None:
         """What the workers say of their CPU time."""
         for session in sessions:
@@ -110,6 +144,10 @@ class Teller:
                 ],
             }
         )
+
+
+def _fault(fault: Fault) -> dict[str, object]:
+    return {"fault": fault.kind.name, "seat": fault.seat, "step": fault.step, "subject": fault.subject.hex()}
 
 
 def _crossing(verdict: Verdict) -> dict[str, object]:

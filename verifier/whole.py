@@ -142,7 +142,7 @@ class WholeGradients:
         first, last = stage == 0, stage == c.num_stages - 1
         tokens, activation = c.shapes.tokens, c.shapes.activation
         return SummedBackward(
-            commitment=self._signed(answer.backward),
+            commitment=from_frame(c, answer.backward),
             input=decode(
                 answer.input,
                 shape=tokens if first else activation,
@@ -153,43 +153,22 @@ class WholeGradients:
                 shape=tokens if last else activation,
                 dtype=torch.int64 if last else torch.float32,
             ),
-            upstream=None if first else self._signed(answer.upstream),
-            downstream=None if last else self._signed(answer.downstream),
+            upstream=None if first else from_frame(c, answer.upstream),
+            downstream=None if last else from_frame(c, answer.downstream),
             sketch_hash=None if last else answer.sketch_hash,
         )
-
-    def _signed(self, frame: pb.SignedFrame) -> SignedCommitment:
-        """Whether it is signed is asked later; a slot that nobody holds is ProtocolError("held")."""
-        c = self.context
-        if frame.slot not in c.slots:
-            raise ProtocolError("held", f"job {c.job_id} has no slot {frame.slot}")
-        message = FrameCommitment(
-            c.job_id,
-            frame.slot,
-            frame.nonce,
-            frame.verifier,
-            frame.session,
-            frame.sequence,
-            frame.step,
-            frame.microbatch,
-            frame.direction,
-            frame.input_hash,
-            frame.output_hash,
-            frame.weights_hash,
-        )
-        return SignedCommitment(message=message, signature=frame.signature, signer=c.slots[frame.slot].hot_key)
 
     def serve(self, query: pb.HeldQuery) -> pb.HeldAnswer:
         """What this seat's driver holds of a backward that it accepted. ProtocolError("held") when it does not."""
         entry, held = self._holding(query)
         answer = pb.HeldAnswer(
-            backward=_frame(entry.signed), input=held.inputs[entry.stage], incoming=held.incoming[entry.stage]
+            backward=to_frame(entry.signed), input=held.inputs[entry.stage], incoming=held.incoming[entry.stage]
         )
         if entry.stage > 0:
-            answer.upstream.CopyFrom(_frame(held.upstream[entry.stage]))
+            answer.upstream.CopyFrom(to_frame(held.upstream[entry.stage]))
         if entry.stage < self.context.num_stages - 1:
             below = held.downstream[entry.stage]
-            answer.downstream.CopyFrom(_frame(below.signed))
+            answer.downstream.CopyFrom(to_frame(below.signed))
             answer.sketch_hash = below.sketch_hash
         return answer
 
@@ -204,7 +183,8 @@ class WholeGradients:
         raise ProtocolError("held", f"commitment {name} of step {query.step} is not held here")
 
 
-def _frame(signed: Signed) -> pb.SignedFrame:
+def to_frame(signed: Signed) -> pb.SignedFrame:
+    """A commitment as seats show it to each other."""
     m = signed.message
     return pb.SignedFrame(
         slot=m.slot,
@@ -220,3 +200,24 @@ def _frame(signed: Signed) -> pb.SignedFrame:
         weights_hash=m.weights_hash,
         signature=signed.signature,
     )
+
+
+def from_frame(context: SeatContext, frame: pb.SignedFrame) -> SignedCommitment:
+    """The inverse. Whether it is signed is asked later; a slot that the job has not is ProtocolError("held")."""
+    if frame.slot not in context.slots:
+        raise ProtocolError("held", f"job {context.job_id} has no slot {frame.slot}")
+    message = FrameCommitment(
+        context.job_id,
+        frame.slot,
+        frame.nonce,
+        frame.verifier,
+        frame.session,
+        frame.sequence,
+        frame.step,
+        frame.microbatch,
+        frame.direction,
+        frame.input_hash,
+        frame.output_hash,
+        frame.weights_hash,
+    )
+    return SignedCommitment(message=message, signature=frame.signature, signer=context.slots[frame.slot].hot_key)

@@ -201,6 +201,35 @@ class SeatEnvelope(Typed):
 
 
 @dataclass(frozen=True, slots=True)
+class AuditWork(Typed):
+    """An auditor's proof that it recomputed a frame, given before it is shown what the worker returned. ``work``: hash
+    of 64 forms of its own output."""
+
+    MEMBERS: ClassVar[tuple[tuple[str, str], ...]] = _members(
+        "uint256 jobId,address verifier,uint64 step,bytes32 subject,bytes32 work"
+    )
+    job_id: int
+    verifier: str
+    step: int
+    subject: bytes
+    work: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SeatFault(Typed):
+    """A seat says of another what it found out itself; q of them make an entry in the record of seats."""
+
+    MEMBERS: ClassVar[tuple[tuple[str, str], ...]] = _members(
+        "uint256 jobId,uint8 kind,address seat,uint64 step,bytes32 subject"
+    )
+    job_id: int
+    kind: int
+    seat: str
+    step: int
+    subject: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class JobFinish(Typed):
     """q seats say that the job is done and ``epoch`` is its last root."""
 

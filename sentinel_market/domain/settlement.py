@@ -1,7 +1,7 @@
 """From receipts to a settlement root's amounts: integers in, integers out, the same for every seat.
 
 Rules: an account earns its units at the price of their stage, rounded down once a stage; a seat earns what it
-drove, what it recomputed and the fixed repayment of its transactions. A terminated slot keeps what its
+drove, what it recomputed and the fixed repayment of its transactions, less what the record of its faults takes. A terminated slot keeps what its
 receipts say up to the last step before the offence. Nothing beyond ``payable(budget)`` is ever promised, nor
 beyond the allowance of the escrow's rate cap: then what is new is cut in proportion, rounded down, and the rest waits
 for the next root. Dust, less than one base unit an account and root, is not promised and is refunded.
@@ -37,7 +37,13 @@ class SeatWork:
     driven: int = 0
     """Microbatches driven."""
     recomputes: int = 0
-    """Recomputes and cross-audits."""
+    """As it counts them itself."""
+    audited: int = 0
+    """Cross-audits that it was drawn for and told the outcome of."""
+    voided: int = 0
+    """Microbatches that it drove and is not paid for, for what its record says."""
+    charged: int = 0
+    """Recomputes that it is charged for."""
     settlements: int = 0
     """Settlement roots it sent."""
     reports: int = 0
@@ -162,4 +168,6 @@ def _seat_pay(spec: JobSpec, params: QuoteParams, seat: SeatWork) -> int:
         + seat.executions * params.gas_execute
         + seat.bonds_settled * params.gas_settle_bond
     )
-    return seat.driven * spec.market.relay_price + seat.recomputes * spec.market.audit_price + gas
+    driven = max(0, seat.driven - seat.voided)
+    recomputes = max(0, seat.recomputes + seat.audited - seat.charged)
+    return driven * spec.market.relay_price + recomputes * spec.market.audit_price + gas

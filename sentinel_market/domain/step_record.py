@@ -104,11 +104,12 @@ def live_seats_digest(accounts: Iterable[str]) -> bytes:
     return digest_rows("live", [(a,) for a in accounts])
 
 
-def driver_roots_digest(roots: Iterable[tuple[str, bytes, int, bytes]]) -> bytes:
-    """Rows (verifier, root, leaves, next secret hash) in seat order."""
+def driver_roots_digest(roots: Iterable[tuple[str, bytes, int, bytes, bytes]]) -> bytes:
+    """Rows (verifier, root, leaves, next secret hash, digest of what it says of secrets, audits and faults) in seat
+    order."""
     return digest_rows("roots", roots)
 
 
-def quarantines_digest(rows: Iterable[tuple[int, int, bytes, bytes]]) -> bytes:
-    """Rows (slot, nonce, commitment hash, evidence hash), sorted."""
+def quarantines_digest(rows: Iterable[tuple[int, int, int, bytes, bytes]]) -> bytes:
+    """Rows (slot, nonce, step of the offence, commitment hash, evidence hash), sorted."""
     return digest_rows("quarantines", sorted(rows))

@@ -281,7 +281,7 @@ class Envelope(_message.Message):
     def __init__(self, job_id: _Optional[int] = ..., sender: _Optional[str] = ..., recipient: _Optional[str] = ..., boot: _Optional[bytes] = ..., sequence: _Optional[int] = ..., kind: _Optional[int] = ..., size: _Optional[int] = ..., body_hash: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class SeatMessage(_message.Message):
-    __slots__ = ("ping", "done", "exclude", "aggregate", "record_signature", "accuse", "report_signature", "quarantine", "weights_query", "weights_answer", "settlement", "settlement_signature", "error", "start", "counts_query", "counts", "closed", "held_query", "held_answer")
+    __slots__ = ("ping", "done", "exclude", "aggregate", "record_signature", "accuse", "report_signature", "quarantine", "weights_query", "weights_answer", "settlement", "settlement_signature", "error", "start", "counts_query", "counts", "closed", "held_query", "held_answer", "audit_query", "audit_answer", "update_query", "update_answer", "fault_claim", "findings")
     PING_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
     EXCLUDE_FIELD_NUMBER: _ClassVar[int]
@@ -301,6 +301,12 @@ class SeatMessage(_message.Message):
     CLOSED_FIELD_NUMBER: _ClassVar[int]
     HELD_QUERY_FIELD_NUMBER: _ClassVar[int]
     HELD_ANSWER_FIELD_NUMBER: _ClassVar[int]
+    AUDIT_QUERY_FIELD_NUMBER: _ClassVar[int]
+    AUDIT_ANSWER_FIELD_NUMBER: _ClassVar[int]
+    UPDATE_QUERY_FIELD_NUMBER: _ClassVar[int]
+    UPDATE_ANSWER_FIELD_NUMBER: _ClassVar[int]
+    FAULT_CLAIM_FIELD_NUMBER: _ClassVar[int]
+    FINDINGS_FIELD_NUMBER: _ClassVar[int]
     ping: Ping
     done: Done
     exclude: Exclude
@@ -320,7 +326,13 @@ class SeatMessage(_message.Message):
     closed: Closed
     held_query: HeldQuery
     held_answer: HeldAnswer
-    def __init__(self, ping: _Optional[_Union[Ping, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., exclude: _Optional[_Union[Exclude, _Mapping]] = ..., aggregate: _Optional[_Union[Aggregate, _Mapping]] = ..., record_signature: _Optional[_Union[RecordSignature, _Mapping]] = ..., accuse: _Optional[_Union[Accuse, _Mapping]] = ..., report_signature: _Optional[_Union[ReportSignature, _Mapping]] = ..., quarantine: _Optional[_Union[Quarantine, _Mapping]] = ..., weights_query: _Optional[_Union[WeightsQuery, _Mapping]] = ..., weights_answer: _Optional[_Union[WeightsAnswer, _Mapping]] = ..., settlement: _Optional[_Union[SettlementProposal, _Mapping]] = ..., settlement_signature: _Optional[_Union[SettlementSignature, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., counts_query: _Optional[_Union[CountsQuery, _Mapping]] = ..., counts: _Optional[_Union[SeatCounts, _Mapping]] = ..., closed: _Optional[_Union[Closed, _Mapping]] = ..., held_query: _Optional[_Union[HeldQuery, _Mapping]] = ..., held_answer: _Optional[_Union[HeldAnswer, _Mapping]] = ...) -> None: ...
+    audit_query: AuditQuery
+    audit_answer: AuditAnswer
+    update_query: UpdateQuery
+    update_answer: UpdateAnswer
+    fault_claim: FaultClaim
+    findings: Findings
+    def __init__(self, ping: _Optional[_Union[Ping, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., exclude: _Optional[_Union[Exclude, _Mapping]] = ..., aggregate: _Optional[_Union[Aggregate, _Mapping]] = ..., record_signature: _Optional[_Union[RecordSignature, _Mapping]] = ..., accuse: _Optional[_Union[Accuse, _Mapping]] = ..., report_signature: _Optional[_Union[ReportSignature, _Mapping]] = ..., quarantine: _Optional[_Union[Quarantine, _Mapping]] = ..., weights_query: _Optional[_Union[WeightsQuery, _Mapping]] = ..., weights_answer: _Optional[_Union[WeightsAnswer, _Mapping]] = ..., settlement: _Optional[_Union[SettlementProposal, _Mapping]] = ..., settlement_signature: _Optional[_Union[SettlementSignature, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., counts_query: _Optional[_Union[CountsQuery, _Mapping]] = ..., counts: _Optional[_Union[SeatCounts, _Mapping]] = ..., closed: _Optional[_Union[Closed, _Mapping]] = ..., held_query: _Optional[_Union[HeldQuery, _Mapping]] = ..., held_answer: _Optional[_Union[HeldAnswer, _Mapping]] = ..., audit_query: _Optional[_Union[AuditQuery, _Mapping]] = ..., audit_answer: _Optional[_Union[AuditAnswer, _Mapping]] = ..., update_query: _Optional[_Union[UpdateQuery, _Mapping]] = ..., update_answer: _Optional[_Union[UpdateAnswer, _Mapping]] = ..., fault_claim: _Optional[_Union[FaultClaim, _Mapping]] = ..., findings: _Optional[_Union[Findings, _Mapping]] = ...) -> None: ...
 
 class Ping(_message.Message):
     __slots__ = ("step", "phase")
@@ -335,6 +347,100 @@ class Start(_message.Message):
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     slots: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, slots: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class AuditQuery(_message.Message):
+    __slots__ = ("step", "commitment", "work", "signature")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    COMMITMENT_FIELD_NUMBER: _ClassVar[int]
+    WORK_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    commitment: bytes
+    work: bytes
+    signature: bytes
+    def __init__(self, step: _Optional[int] = ..., commitment: _Optional[bytes] = ..., work: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class AuditAnswer(_message.Message):
+    __slots__ = ("frame", "upstream", "downstream", "sketch_hash", "input", "incoming", "output", "sketch")
+    FRAME_FIELD_NUMBER: _ClassVar[int]
+    UPSTREAM_FIELD_NUMBER: _ClassVar[int]
+    DOWNSTREAM_FIELD_NUMBER: _ClassVar[int]
+    SKETCH_HASH_FIELD_NUMBER: _ClassVar[int]
+    INPUT_FIELD_NUMBER: _ClassVar[int]
+    INCOMING_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    SKETCH_FIELD_NUMBER: _ClassVar[int]
+    frame: SignedFrame
+    upstream: SignedFrame
+    downstream: SignedFrame
+    sketch_hash: bytes
+    input: bytes
+    incoming: bytes
+    output: bytes
+    sketch: bytes
+    def __init__(self, frame: _Optional[_Union[SignedFrame, _Mapping]] = ..., upstream: _Optional[_Union[SignedFrame, _Mapping]] = ..., downstream: _Optional[_Union[SignedFrame, _Mapping]] = ..., sketch_hash: _Optional[bytes] = ..., input: _Optional[bytes] = ..., incoming: _Optional[bytes] = ..., output: _Optional[bytes] = ..., sketch: _Optional[bytes] = ...) -> None: ...
+
+class UpdateQuery(_message.Message):
+    __slots__ = ("step", "stage")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    stage: int
+    def __init__(self, step: _Optional[int] = ..., stage: _Optional[int] = ...) -> None: ...
+
+class UpdateAnswer(_message.Message):
+    __slots__ = ("sums", "m", "v")
+    SUMS_FIELD_NUMBER: _ClassVar[int]
+    M_FIELD_NUMBER: _ClassVar[int]
+    V_FIELD_NUMBER: _ClassVar[int]
+    sums: _containers.RepeatedScalarFieldContainer[bytes]
+    m: bytes
+    v: bytes
+    def __init__(self, sums: _Optional[_Iterable[bytes]] = ..., m: _Optional[bytes] = ..., v: _Optional[bytes] = ...) -> None: ...
+
+class Fault(_message.Message):
+    __slots__ = ("kind", "seat", "step", "subject", "signatures")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    SEAT_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    SUBJECT_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURES_FIELD_NUMBER: _ClassVar[int]
+    kind: int
+    seat: str
+    step: int
+    subject: bytes
+    signatures: _containers.RepeatedCompositeFieldContainer[SeatSignature]
+    def __init__(self, kind: _Optional[int] = ..., seat: _Optional[str] = ..., step: _Optional[int] = ..., subject: _Optional[bytes] = ..., signatures: _Optional[_Iterable[_Union[SeatSignature, _Mapping]]] = ...) -> None: ...
+
+class FaultClaim(_message.Message):
+    __slots__ = ("fault", "evidence")
+    FAULT_FIELD_NUMBER: _ClassVar[int]
+    EVIDENCE_FIELD_NUMBER: _ClassVar[int]
+    fault: Fault
+    evidence: bytes
+    def __init__(self, fault: _Optional[_Union[Fault, _Mapping]] = ..., evidence: _Optional[bytes] = ...) -> None: ...
+
+class Audited(_message.Message):
+    __slots__ = ("step", "subject", "outcome")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    SUBJECT_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    subject: bytes
+    outcome: int
+    def __init__(self, step: _Optional[int] = ..., subject: _Optional[bytes] = ..., outcome: _Optional[int] = ...) -> None: ...
+
+class Findings(_message.Message):
+    __slots__ = ("step", "secrets", "audited", "faults")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    SECRETS_FIELD_NUMBER: _ClassVar[int]
+    AUDITED_FIELD_NUMBER: _ClassVar[int]
+    FAULTS_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    secrets: _containers.RepeatedScalarFieldContainer[bytes]
+    audited: _containers.RepeatedCompositeFieldContainer[Audited]
+    faults: _containers.RepeatedCompositeFieldContainer[Fault]
+    def __init__(self, step: _Optional[int] = ..., secrets: _Optional[_Iterable[bytes]] = ..., audited: _Optional[_Iterable[_Union[Audited, _Mapping]]] = ..., faults: _Optional[_Iterable[_Union[Fault, _Mapping]]] = ...) -> None: ...
 
 class AcceptedSet(_message.Message):
     __slots__ = ("slot", "session", "commitments", "microbatches", "sketch")
@@ -373,7 +479,7 @@ class SlotUnits(_message.Message):
     def __init__(self, slot: _Optional[int] = ..., nonce: _Optional[int] = ..., units: _Optional[int] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class Done(_message.Message):
-    __slots__ = ("step", "round", "sets", "signature", "excluded", "quarantines", "root", "leaves", "next_secret_hash", "root_signature", "loss_sum_e6", "suspects", "confirmations", "audits", "checkpoint_baselines")
+    __slots__ = ("step", "round", "sets", "signature", "excluded", "quarantines", "root", "leaves", "next_secret_hash", "root_signature", "loss_sum_e6", "suspects", "confirmations", "audits", "checkpoint_baselines", "leaf_digests", "secret_hash", "findings")
     STEP_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     SETS_FIELD_NUMBER: _ClassVar[int]
@@ -389,6 +495,9 @@ class Done(_message.Message):
     CONFIRMATIONS_FIELD_NUMBER: _ClassVar[int]
     AUDITS_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_BASELINES_FIELD_NUMBER: _ClassVar[int]
+    LEAF_DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    SECRET_HASH_FIELD_NUMBER: _ClassVar[int]
+    FINDINGS_FIELD_NUMBER: _ClassVar[int]
     step: int
     round: int
     sets: _containers.RepeatedCompositeFieldContainer[AcceptedSet]
@@ -404,7 +513,10 @@ class Done(_message.Message):
     confirmations: int
     audits: int
     checkpoint_baselines: str
-    def __init__(self, step: _Optional[int] = ..., round: _Optional[int] = ..., sets: _Optional[_Iterable[_Union[AcceptedSet, _Mapping]]] = ..., signature: _Optional[bytes] = ..., excluded: _Optional[_Iterable[_Union[SlotSession, _Mapping]]] = ..., quarantines: _Optional[_Iterable[_Union[Quarantine, _Mapping]]] = ..., root: _Optional[bytes] = ..., leaves: _Optional[int] = ..., next_secret_hash: _Optional[bytes] = ..., root_signature: _Optional[bytes] = ..., loss_sum_e6: _Optional[int] = ..., suspects: _Optional[int] = ..., confirmations: _Optional[int] = ..., audits: _Optional[int] = ..., checkpoint_baselines: _Optional[str] = ...) -> None: ...
+    leaf_digests: _containers.RepeatedScalarFieldContainer[bytes]
+    secret_hash: bytes
+    findings: Findings
+    def __init__(self, step: _Optional[int] = ..., round: _Optional[int] = ..., sets: _Optional[_Iterable[_Union[AcceptedSet, _Mapping]]] = ..., signature: _Optional[bytes] = ..., excluded: _Optional[_Iterable[_Union[SlotSession, _Mapping]]] = ..., quarantines: _Optional[_Iterable[_Union[Quarantine, _Mapping]]] = ..., root: _Optional[bytes] = ..., leaves: _Optional[int] = ..., next_secret_hash: _Optional[bytes] = ..., root_signature: _Optional[bytes] = ..., loss_sum_e6: _Optional[int] = ..., suspects: _Optional[int] = ..., confirmations: _Optional[int] = ..., audits: _Optional[int] = ..., checkpoint_baselines: _Optional[str] = ..., leaf_digests: _Optional[_Iterable[bytes]] = ..., secret_hash: _Optional[bytes] = ..., findings: _Optional[_Union[Findings, _Mapping]] = ...) -> None: ...
 
 class Exclude(_message.Message):
     __slots__ = ("step", "slot", "claim")
@@ -635,7 +747,7 @@ class ReportSignature(_message.Message):
     def __init__(self, agrees: _Optional[bool] = ..., reason: _Optional[str] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class Quarantine(_message.Message):
-    __slots__ = ("step", "slot", "nonce", "session", "commitment_hash", "evidence_hash", "deadline", "signatures", "reason", "accuser")
+    __slots__ = ("step", "slot", "nonce", "session", "commitment_hash", "evidence_hash", "deadline", "signatures", "reason", "accuser", "offence_step")
     STEP_FIELD_NUMBER: _ClassVar[int]
     SLOT_FIELD_NUMBER: _ClassVar[int]
     NONCE_FIELD_NUMBER: _ClassVar[int]
@@ -646,6 +758,7 @@ class Quarantine(_message.Message):
     SIGNATURES_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     ACCUSER_FIELD_NUMBER: _ClassVar[int]
+    OFFENCE_STEP_FIELD_NUMBER: _ClassVar[int]
     step: int
     slot: int
     nonce: int
@@ -656,7 +769,8 @@ class Quarantine(_message.Message):
     signatures: _containers.RepeatedCompositeFieldContainer[SeatSignature]
     reason: str
     accuser: str
-    def __init__(self, step: _Optional[int] = ..., slot: _Optional[int] = ..., nonce: _Optional[int] = ..., session: _Optional[int] = ..., commitment_hash: _Optional[bytes] = ..., evidence_hash: _Optional[bytes] = ..., deadline: _Optional[int] = ..., signatures: _Optional[_Iterable[_Union[SeatSignature, _Mapping]]] = ..., reason: _Optional[str] = ..., accuser: _Optional[str] = ...) -> None: ...
+    offence_step: int
+    def __init__(self, step: _Optional[int] = ..., slot: _Optional[int] = ..., nonce: _Optional[int] = ..., session: _Optional[int] = ..., commitment_hash: _Optional[bytes] = ..., evidence_hash: _Optional[bytes] = ..., deadline: _Optional[int] = ..., signatures: _Optional[_Iterable[_Union[SeatSignature, _Mapping]]] = ..., reason: _Optional[str] = ..., accuser: _Optional[str] = ..., offence_step: _Optional[int] = ...) -> None: ...
 
 class WeightsQuery(_message.Message):
     __slots__ = ("stage", "step")

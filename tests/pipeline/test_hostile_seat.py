@@ -61,5 +61,5 @@ def test_a_false_receipt_stops_no_honest_seat_and_costs_its_seat_the_vote(tmp_pa
         receipts = mesh.seats[index].payroll.receipts
         for (slot, nonce), units in mesh.seats[2].payroll.units.items():
             if slot != false.slot:
-                assert receipts[liar, slot, nonce].units == units, "its other receipts are the pay of others"
+                assert receipts[liar, slot, nonce][-1].units == units, "its other receipts are the pay of others"
     assert mesh.escrow.finished

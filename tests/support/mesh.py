@@ -262,6 +262,7 @@ class ListEvents:
     steps: list[dict[str, object]] = field(default_factory=list)
     verdicts: list[dict[str, object]] = field(default_factory=list)
     settlements: list[dict[str, object]] = field(default_factory=list)
+    seats: list[dict[str, object]] = field(default_factory=list)
 
     def step(self, data: Mapping[str, object]) -> None:
         self.steps.append(dict(data))
@@ -271,6 +272,9 @@ class ListEvents:
 
     def settlement(self, data: Mapping[str, object]) -> None:
         self.settlements.append(dict(data))
+
+    def seat(self, data: Mapping[str, object]) -> None:
+        self.seats.append(dict(data))
 
     @property
     def losses(self) -> list[float]:

@@ -286,7 +286,7 @@ def test_an_honest_replica_whose_driver_sends_huge_numbers_is_not_convicted(tmp_
 
         async def judge(stage: int, held: Held, answer: Any, *, seconded: bool = False) -> Any:
             if answer.sketch is not None and not bool(torch.isfinite(answer.sketch).all()):
-                driver._accept(answer, [])
+                driver._accept(answer, held, [])
                 return answer
             return await honest_judge(stage, held, answer, seconded=seconded)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from sentinel_market.chain.eip712 import keccak256
+from sentinel_market.domain.cross_audit import Ledger
 from sentinel_market.domain.messages import JobFinish, Settlement
 from sentinel_market.errors import PeerGone, ProtocolError
 from sentinel_market.wire import relay_pb2 as pb
@@ -34,6 +35,7 @@ class Books:
             self.step(step)
         for payroll in self.payrolls:
             payroll.freeze(STEPS - 1)
+            payroll.audited(STEPS - 1, Ledger(JOB_ID, (), ()))
 
     def step(self, step: int, inflate: Callable[[Payroll, dict[int, int]], dict[int, int]] | None = None) -> None:
         for payroll in self.payrolls:
@@ -221,6 +223,7 @@ def test_receipts_beyond_what_a_seat_could_have_driven_buy_nothing(tmp_path: Pat
         seat.step(STEPS, more)
         for payroll in seat.payrolls:
             payroll.freeze(STEPS)
+            payroll.audited(STEPS, Ledger(JOB_ID, (), ()))
     accomplice = books.mesh.roster.slots(JOB_ID)[3].account
 
     def pay(b: Books) -> int:
@@ -245,8 +248,8 @@ class Hostile:
         return self.books.cosigner.hear(self.account, said, accepted=accepted, dropped=dropped)
 
     def counted(self, slot: int) -> int:
-        receipt = self.books.cosigner.receipts.get((self.account, slot, 1))
-        return receipt.units if receipt is not None else 0
+        kept = self.books.cosigner.receipts.get((self.account, slot, 1))
+        return kept[-1].units if kept else 0
 
 
 def test_a_false_receipt_is_refused_with_its_values_and_those_beside_it_count(books: Books) -> None:
@@ -314,7 +317,7 @@ def test_a_seat_acknowledges_no_pass_that_it_did_not_accept(books: Books) -> Non
 def test_what_a_seat_says_that_it_accepted_is_bounded_by_what_a_step_can_hold(books: Books) -> None:
     hostile = Hostile(books)
     c = hostile.payroll.context
-    done = sum(r.units for (account, *_), r in books.cosigner.receipts.items() if account == hostile.account)
+    done = sum(kept[-1].units for (who, *_), kept in books.cosigner.receipts.items() if who == hostile.account)
     a_step = (5 + c.num_replicas - 1) * c.num_stages * len(c.my_microbatches())
     room = a_step * (STEPS + 1) - done
     assert hostile.heard(hostile.says({3: room}), accepted=2**32 - 1) == []

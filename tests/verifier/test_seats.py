@@ -11,8 +11,8 @@ import blake3
 import grpc.aio
 import pytest
 
-from sentinel_market.chain.eip712 import digest
-from sentinel_market.domain import step_record
+from sentinel_market.chain.eip712 import digest, keccak256
+from sentinel_market.domain import merkle, step_record
 from sentinel_market.domain.messages import DriverDone, DriverRoot, SeatEnvelope, ViolationReport, WorkReceipt
 from sentinel_market.errors import PeerGone, ProtocolError
 from sentinel_market.ports import SlotInfo
@@ -83,10 +83,13 @@ class Council:
     def done(self, seat: Seat | None = None, **changes: object) -> pb.Done:
         """A Done that ``seat`` (the hostile one) could have meant."""
         context = (seat or self.hostile).context
-        done = pb.Done(step=0, root=WORD, leaves=1, next_secret_hash=WORD)
+        leaves = [WORD]
+        done = pb.Done(step=0, root=merkle.root(leaves, keccak256), leaves=1, leaf_digests=leaves)
+        done.secret_hash = done.next_secret_hash = WORD
         done.sets.add(slot=0, session=9, commitments=[WORD], microbatches=[context.my_microbatches()[0]])
         for name, value in changes.items():
             setattr(done, name, value)
+        done.findings.step = done.step
         return self.sign_done(done, context.account, context.key)
 
     def sign_done(self, done: pb.Done, account: str, signer: object) -> pb.Done:
@@ -321,6 +324,21 @@ def more_sets(c: Council) -> pb.Done:
     return done
 
 
+def leaf_twice(c: Council) -> pb.Done:
+    done = c.done(leaves=2, root=merkle.root([WORD, WORD], keccak256))
+    done.leaf_digests.append(WORD)
+    return done
+
+
+def findings(**values: object) -> Callable[[Council], pb.Done]:
+    def make(c: Council) -> pb.Done:
+        done = c.done()
+        done.findings.CopyFrom(pb.Findings(**values))  # type: ignore[arg-type]
+        return done
+
+    return make
+
+
 def by_third(c: Council) -> pb.Done:
     return c.sign_done(c.done(), c.hostile.context.account, c.third.context.key)
 
@@ -348,6 +366,19 @@ def of_third(c: Council) -> pb.Done:
         pytest.param(with_set(microbatches=[0]), "done", id="other's microbatch"),
         pytest.param(with_set(microbatches=[600]), "done", id="no microbatch"),
         pytest.param(lambda c: c.done(step=50), "step", id="step"),
+        pytest.param(unsigned("secret_hash", b"short"), "done", id="secret hash"),
+        pytest.param(lambda c: c.done(leaves=2), "done", id="more leaves than listed"),
+        pytest.param(lambda c: c.done(root=WORD), "done", id="root of other leaves"),
+        pytest.param(with_set(commitments=[b"x" * 32]), "done", id="not under the root"),
+        pytest.param(leaf_twice, "done", id="leaf twice"),
+        pytest.param(findings(step=1), "findings", id="findings of another step"),
+        pytest.param(findings(secrets=[b"s" * 31]), "findings", id="short secret"),
+        pytest.param(findings(secrets=[WORD] * 4), "findings", id="more secrets than seats"),
+        pytest.param(findings(audited=[pb.Audited(subject=WORD, outcome=9)]), "findings", id="no outcome"),
+        pytest.param(findings(audited=[pb.Audited(subject=b"short")]), "findings", id="short subject"),
+        pytest.param(findings(audited=[pb.Audited(subject=WORD)] * 4097), "findings", id="too many audits"),
+        pytest.param(findings(faults=[pb.Fault(kind=99, subject=WORD)]), "findings", id="no kind of fault"),
+        pytest.param(findings(faults=[pb.Fault(kind=1, subject=WORD)]), "fault", id="fault of nobody"),
     ],
 )
 def test_a_done_that_its_seat_did_not_sign_or_could_not_mean_is_refused(
@@ -363,8 +394,8 @@ def test_a_done_that_its_seat_did_not_sign_or_could_not_mean_is_refused(
 def test_a_done_is_not_replaced_by_another_of_the_same_round(tmp_path: Path) -> None:
     async def story(c: Council) -> None:
         await c.tell(pb.SeatMessage(done=c.done()))
-        await c.tell(pb.SeatMessage(done=c.done(leaves=7)))
-        assert c.hearer.book[0].latest(c.hostile.context.account).leaves == 1  # type: ignore[union-attr]
+        await c.tell(pb.SeatMessage(done=c.done(loss_sum_e6=7)))
+        assert c.hearer.book[0].latest(c.hostile.context.account).loss_sum_e6 == 0  # type: ignore[union-attr]
 
     council(tmp_path, story)
 
@@ -481,6 +512,7 @@ def test_an_old_certificate_cannot_be_used_again_in_a_later_step(tmp_path: Path)
     async def story(c: Council) -> None:
         certificate = c.certificate([c.hostile, c.third])
         await c.tell(pb.SeatMessage(quarantine=certificate))
+        c.hearer.docket.prosecute(c.hearer.book[0])
         c.hearer.step = 2
         certificate.step = 2
         assert await c.refused(pb.SeatMessage(quarantine=certificate)) == "quarantine"
@@ -505,7 +537,9 @@ def receipts(c: Council, **changes: object) -> pb.RecordSignature:
 
 
 async def taken(c: Council, said: pb.RecordSignature) -> list[dict[str, object]]:
-    await c.tell(pb.SeatMessage(done=c.done(leaves=2)))
+    done = c.done(leaves=2, root=merkle.root([WORD, bytes(32)], keccak256))
+    done.leaf_digests.append(bytes(32))
+    await c.tell(pb.SeatMessage(done=c.sign_done(done, c.hostile.context.account, c.hostile.context.key)))
     await c.hearer._take_receipts(c.hearer.book[0], c.hostile.context.account, said)
     return c.mesh.events[0].verdicts
 
@@ -513,17 +547,16 @@ async def taken(c: Council, said: pb.RecordSignature) -> list[dict[str, object]]
 def test_a_receipt_that_is_right_is_taken(tmp_path: Path) -> None:
     async def story(c: Council) -> None:
         assert await taken(c, receipts(c)) == []
-        assert c.hearer.payroll.receipts[c.hostile.context.account, 4, 1].units == 2
+        assert c.hearer.payroll.receipts[c.hostile.context.account, 4, 1][-1].units == 2
 
     council(tmp_path, story)
 
 
 def test_a_false_receipt_is_told_with_its_values(tmp_path: Path) -> None:
     async def story(c: Council) -> None:
-        with pytest.raises(ProtocolError) as caught:
-            await taken(c, receipts(c, units=3))
-        assert caught.value.code == "receipt"
-        (told,) = c.mesh.events[0].verdicts
+        (told,) = await taken(c, receipts(c, units=3))
+        with pytest.raises(ProtocolError, match="signature"):
+            c.hearer.payroll.check(c.hostile.context.account, receipts(c, units=3))
         assert (told["kind"], told["slot"], told["nonce"], told["units"]) == ("receipt refused", 4, 1, 3)
         assert (told["step"], told["verifier"], told["false"]) == (0, c.hostile.context.account, True)
         assert not c.hearer.payroll.receipts

@@ -89,11 +89,7 @@ class Known:
 def replay(bundle: Bundle, hashed: bytes, known: Known) -> ReplayResult:
     """Re-derive the verdict on a frame: signatures, chaining, recompute, comparison; then, as supporting evidence, the
     screening, the reporting seat's own recompute and the replays. ``hashed``: the bundle's digest."""
-    checks = [Check("digests", True, "every file is what the manifest names")]
-    checks += check_known(bundle, known)
-    checks += _check_signatures(bundle, known.domain, known.signers)
-    checks += _check_content(bundle)
-    checks += _check_chain(bundle, known.data_hashes)
+    checks = [Check("digests", True, "every file is what the manifest names"), *admissibility(bundle, known)]
 
     def inadmissible(why: str) -> ReplayResult:
         verdict = Verdict(VerdictKind.INCONCLUSIVE, f"inadmissible: {why}")
@@ -117,6 +113,16 @@ def replay(bundle: Bundle, hashed: bytes, known: Known) -> ReplayResult:
             checks.append(Check(name, compared.agrees, f"the reporting seat's own: {compared.text()}", decides=False))
     checks += _check_replays(bundle, reference, known.signers)
     return ReplayResult(verdict, tuple(checks), comparisons, hashed, bundle.verdict, admissible=True)
+
+
+def admissibility(bundle: Bundle, known: Known) -> list[Check]:
+    """What must hold before a recompute says anything about the accused: its signatures, the signed hashes, the
+    weights, and where the inputs came from."""
+    checks = check_known(bundle, known)
+    checks += _check_signatures(bundle, known.domain, known.signers)
+    checks += _check_content(bundle)
+    checks += _check_chain(bundle, known.data_hashes)
+    return checks
 
 
 def _recompute(bundle: Bundle) -> tuple[Claim, Claim | None]:
