@@ -318,7 +318,7 @@ def test_who_finds_the_door_busy_comes_again(tmp_path: Path, monkeypatch: pytest
         account, hostile = c.hearer.context.account, c.hostile.context.account
         await c.hostile.peers.ask(account, PING)
         c.hearer.door._shares[hostile].streams = door_module.MAX_STREAMS
-        with pytest.raises(PeerGone, match="busy|DEADLINE"):
+        with pytest.raises(PeerGone, match=r"busy|DEADLINE"):
             await c.hostile.peers.ask(account, PING, time_limit=0.5)
         waiting = asyncio.create_task(c.hostile.peers.ask(account, PING))
         await asyncio.sleep(0.2)
