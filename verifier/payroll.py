@@ -21,6 +21,10 @@ from verifier.peers import Peers
 
 log = logging.getLogger("verifier")
 
+MOST_PASSES = 5
+"""Passes that a stage can cost a microbatch in a step in which no sum is dropped and no worker fails: its forward and
+one replay of it; its backward and one replay of that, which makes its own forward first. (LOSS is 2, its replay 2.)
+Each other replica may besides do that forward anew and then fail the backward. What the plan pays is 2."""
 KEPT_STEPS = 2 * LAG
 """Receipts of so many steps are kept beside the newest: an offence that is found out later voids what came after it."""
 EXTRA_ROOTS = 1000
@@ -42,6 +46,17 @@ class _Owed:
     receipts: list[Receipt]
     offences: dict[tuple[int, int], int]
     records: dict[str, _Record]
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A receipt that is not counted. ``false``: its seat did not sign it, so it lies; else it may count later."""
+
+    slot: int
+    nonce: int
+    units: int
+    reason: str
+    false: bool = False
 
 
 @dataclass(frozen=True)
@@ -67,6 +82,10 @@ class Payroll:
     """(slot, nonce) -> passes that this seat accepted"""
     receipts: dict[tuple[str, int, int], list[Receipt]] = field(default_factory=dict)
     """(verifier, slot, nonce) -> receipts of the last steps, the newest last"""
+    accepted: dict[str, int] = field(default_factory=dict)
+    """verifier -> passes that it has put under its driver roots so far"""
+    dropped: dict[str, int] = field(default_factory=dict)
+    """verifier -> sums dropped in the steps that it signed: each is made again elsewhere"""
     works: dict[str, SeatWork] = field(default_factory=dict)
     offences: dict[tuple[int, int], int] = field(default_factory=dict)
     driven: int = 0
@@ -121,36 +140,68 @@ class Payroll:
             settlements=self.settlements,
         )
 
-    def hear(self, account: str, message: pb.RecordSignature, most: int) -> None:
-        """Another seat's (or my own) receipts and counts of a step. Raises ProtocolError for a wrong signature.
-        ``most``: passes that the seat has put under its roots so far; receipts for more are not counted, by any seat:
-        else one could sign a friend the whole budget."""
-        heard = {}
-        for entry in message.units:
-            holder = self.holders.get((entry.slot, entry.nonce))
-            if holder is None:
-                raise ProtocolError("receipt", f"a receipt for slot {entry.slot} nonce {entry.nonce}")
-            receipt = WorkReceipt(self.context.job_id, entry.slot, entry.nonce, account, message.step, entry.units)
-            if account != self.context.account:
-                self.context.check_seat(account, receipt, entry.signature)
-            heard[account, entry.slot, entry.nonce] = Receipt(
-                account=holder,
-                slot=entry.slot,
-                nonce=entry.nonce,
-                verifier=account,
-                step=message.step,
-                units=entry.units,
-            )
+    def check(self, account: str, message: pb.RecordSignature) -> None:
+        """Raises ProtocolError("signature") when a receipt of another seat is not signed by it: then it lies."""
+        for entry in message.units[: self._slots]:
+            self._check(account, message.step, entry)
+
+    def _check(self, account: str, step: int, entry: pb.SlotUnits) -> None:
+        if account != self.context.account:
+            signed = WorkReceipt(self.context.job_id, entry.slot, entry.nonce, account, step, entry.units)
+            self.context.check_seat(account, signed, entry.signature)
+
+    @property
+    def _slots(self) -> int:
+        return self.context.num_stages * self.context.num_replicas
+
+    def hear(self, account: str, message: pb.RecordSignature, *, accepted: int, dropped: int) -> list[Refused]:
+        """Another seat's (or my own) receipts and counts of a step, once a step. ``accepted``: leaves of the seat's
+        last driver root of the step; ``dropped``: sums that the step dropped whole.
+
+        Each receipt is a worker's pay, so a wrong one takes no other with it. Returns those that are not counted."""
+        self.accepted[account] = self.accepted.get(account, 0) + accepted
+        self.dropped[account] = self.dropped.get(account, 0) + dropped
+        heard: dict[tuple[str, int, int], Receipt] = {}
+        refused: list[Refused] = []
+        for entry in message.units[: self._slots]:
+            try:
+                heard[account, entry.slot, entry.nonce] = self._receipt(account, message.step, entry)
+            except ProtocolError as error:
+                refused.append(_refused(entry, str(error), false=error.code == "signature"))
+        if len(message.units) > self._slots:
+            reason = f"{len(message.units)} receipts for {self._slots} slots"
+            refused.append(_refused(message.units[self._slots], reason))
         before = {key: kept[-1] for key, kept in self.receipts.items() if key[0] == account}
         units = sum(receipt.units for receipt in {**before, **heard}.values())
-        if units > most:
-            text = "seat %s signs receipts for %d passes by step %d, %d are under its roots; not counted"
-            log.warning(text, account, units, message.step, most)
-        else:
+        most = min(self.accepted[account], self._most_passes(account, message.step))
+        if units <= most:
             for key, newest in heard.items():
                 self._keep(key, newest)
+        else:
+            reason = f"seat {account} acknowledges {units} passes by step {message.step}; it can have accepted {most}"
+            refused += [_refused(entry, reason) for entry in message.units[:1]]
         self._latest = max(self._latest, message.step)
         self.hear_counts(account, message.counts)
+        return refused
+
+    def _receipt(self, account: str, step: int, entry: pb.SlotUnits) -> Receipt:
+        """Raises ProtocolError: signature; receipt, where nobody is known to hold the slot under this nonce."""
+        self._check(account, step, entry)
+        holder = self.holders.get((entry.slot, entry.nonce))
+        if holder is None:
+            raise ProtocolError("receipt", f"nobody is known to hold slot {entry.slot} under nonce {entry.nonce}")
+        return Receipt(
+            account=holder, slot=entry.slot, nonce=entry.nonce, verifier=account, step=step, units=entry.units
+        )
+
+    def _most_passes(self, account: str, step: int) -> int:
+        """What this seat's microbatches can have cost by the end of ``step``, whatever it put under its roots: only a
+        share of those is looked at."""
+        c = self.context
+        index = next(seat.index for seat in c.seats if seat.account == account)
+        mine = len(assignment.microbatches_of(index, c.spec.training.microbatches, c.live))
+        rounds = step + 1 + self.dropped[account]
+        return (MOST_PASSES + c.num_replicas - 1) * c.num_stages * mine * rounds
 
     def _keep(self, key: tuple[str, int, int], receipt: Receipt) -> None:
         kept = self.receipts.setdefault(key, [])
@@ -385,6 +436,10 @@ def payable(
         if (slot, session) in lies:
             paid[slot] -= 1
     return paid
+
+
+def _refused(entry: pb.SlotUnits, reason: str, *, false: bool = False) -> Refused:
+    return Refused(entry.slot, entry.nonce, entry.units, reason, false)
 
 
 def _recorded(work: SeatWork, records: Mapping[str, _Record]) -> SeatWork:

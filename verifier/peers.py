@@ -1,50 +1,43 @@
-"""Seats talking to seats: signed envelopes over the same gRPC port, each answered by one message."""
+"""Talking to other seats: signed envelopes over their gRPC port, each answered by one message."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from itertools import chain
 
 import blake3
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 
 from sentinel_market.domain.messages import SeatEnvelope
 from sentinel_market.errors import PeerGone, ProtocolError
 from sentinel_market.wire import relay_pb2 as pb
 from sentinel_market.wire.parts import CHANNEL_OPTIONS, TELL, Assembler, split
 from verifier.context import SeatContext
-from verifier.relay import SEAT_MESSAGE_BYTES
+from verifier.sizes import answer_bytes, number_of
 
 log = logging.getLogger("verifier")
 
-REMEMBERED = 1 << 14
-CLOCK_SKEW_NS = 600 * 10**9
+UNKNOWN_BOOT = bytes(32)
+BUSY_SECONDS = 0.2
 
 
 class Peers:
-    """Sends to and receives from the other seats of the job."""
+    """Sends to the other seats of the job; ``verifier.door`` receives."""
 
-    def __init__(
-        self,
-        context: SeatContext,
-        endpoint_of: Callable[[str], str | None],
-        handle: Callable[[str, pb.SeatMessage], Awaitable[pb.SeatMessage]],
-    ) -> None:
-        """``handle(sender account, message)`` answers; a ProtocolError becomes an Error answer."""
+    def __init__(self, context: SeatContext, endpoint_of: Callable[[str], str | None]) -> None:
+        """``endpoint_of(account)``: where a seat listens, or None."""
         self.context = context
         self._endpoint_of = endpoint_of
-        self._handle = handle
         self._channels: dict[str, grpc.aio.Channel] = {}
         # Wall-clock start: a restarted seat goes on above everything that it sent before.
         self._sequence = time.time_ns()
-        self._seen: OrderedDict[tuple[str, int], None] = OrderedDict()
-        self._floors: dict[str, int] = {}
-        # What was sent well before this process started was meant for another one.
-        self._started = self._sequence - CLOCK_SKEW_NS
+        self._boots: dict[str, bytes] = {}
+        """account -> the process of that seat that answered last"""
 
     def _channel(self, account: str) -> grpc.aio.Channel:
         channel = self._channels.get(account)
@@ -57,35 +50,59 @@ class Peers:
 
     async def ask(self, account: str, message: pb.SeatMessage, time_limit: float = 10.0) -> pb.SeatMessage:
         """One question, one answer. Raises PeerGone, or ProtocolError with the peer's own code."""
-        data = self._seal(account, message).SerializeToString()
+        until = time.monotonic() + time_limit
+        met = False
+        while True:
+            boot = self._boots.get(account, UNKNOWN_BOOT)
+            answer = await self._call(account, message, boot, until - time.monotonic())
+            if answer.WhichOneof("kind") != "error":
+                return answer
+            code, text = answer.error.code, answer.error.message
+            if code == "boot" and not met and len(answer.error.boot) == len(UNKNOWN_BOOT):
+                # Who made it up would only get something signed that no other process takes.
+                if boot != UNKNOWN_BOOT:
+                    log.info("seat %s has started anew", account)
+                self._boots[account], met = answer.error.boot, True
+            elif code == "busy" and time.monotonic() + BUSY_SECONDS < until:
+                await asyncio.sleep(BUSY_SECONDS)
+            elif code in {"boot", "busy"}:
+                raise PeerGone(f"seat {account}: {code}: {text}")
+            else:
+                raise ProtocolError(code, text)
+
+    async def _call(self, account: str, message: pb.SeatMessage, boot: bytes, time_limit: float) -> pb.SeatMessage:
+        body = message.SerializeToString()
+        announced = pb.Part(data=self._announce(account, message, body, boot).SerializeToString())
         try:
             call = self._channel(account).stream_stream(
                 TELL, request_serializer=pb.Part.SerializeToString, response_deserializer=pb.Part.FromString
-            )(split(data), timeout=time_limit)
-            assembler = Assembler(SEAT_MESSAGE_BYTES)
+            )(chain([announced], split(body)), timeout=max(time_limit, 0.0))
+            assembler = Assembler(answer_bytes(self.context, message.WhichOneof("kind")))
             async for part in call:
                 whole = assembler.feed(part)
                 if whole is not None:
-                    answer = pb.SeatMessage.FromString(whole)
-                    if answer.WhichOneof("kind") == "error":
-                        raise ProtocolError(answer.error.code, answer.error.message)
-                    return answer
+                    return pb.SeatMessage.FromString(whole)
         except grpc.aio.AioRpcError as error:
             raise PeerGone(f"seat {account}: {error.code().name}") from error
+        except DecodeError as error:
+            raise ProtocolError("message", f"seat {account} answered with no message of this protocol") from error
         raise PeerGone(f"seat {account} gave no answer")
 
-    def _seal(self, recipient: str, message: pb.SeatMessage) -> pb.Envelope:
-        context = self.context
+    def _announce(self, recipient: str, message: pb.SeatMessage, body: bytes, boot: bytes) -> pb.Envelope:
+        c = self.context
         self._sequence += 1
-        body = message.SerializeToString()
-        signed = SeatEnvelope(context.job_id, context.account, recipient, self._sequence, blake3.blake3(body).digest())
+        kind, hashed = number_of(message), blake3.blake3(body).digest()
+        signed = SeatEnvelope(c.job_id, c.account, recipient, boot, self._sequence, kind, len(body), hashed)
         return pb.Envelope(
-            job_id=context.job_id,
-            sender=context.account,
+            job_id=c.job_id,
+            sender=c.account,
             recipient=recipient,
+            boot=boot,
             sequence=self._sequence,
-            body=body,
-            signature=context.sign(signed),
+            kind=kind,
+            size=len(body),
+            body_hash=hashed,
+            signature=c.sign(signed),
         )
 
     async def broadcast(self, message: pb.SeatMessage, patience: float = 6.0) -> None:
@@ -101,34 +118,6 @@ class Peers:
                 if time.monotonic() > until:
                     raise
                 await asyncio.sleep(0.2)
-
-    async def on_envelope(self, envelope: pb.Envelope) -> pb.SeatMessage:
-        """Open, check, answer. Raises ProtocolError: job, recipient, seat, signature, replay, message."""
-        context = self.context
-        if envelope.job_id != context.job_id:
-            raise ProtocolError("job", f"this seat serves job {context.job_id}, not {envelope.job_id}")
-        if envelope.recipient != context.account:
-            raise ProtocolError("recipient", f"an envelope for {envelope.recipient} came to {context.account}")
-        if envelope.sender not in context.hot_keys or envelope.sender == context.account:
-            raise ProtocolError("seat", f"{envelope.sender} holds no other seat of job {context.job_id}")
-        signed = SeatEnvelope(
-            context.job_id,
-            envelope.sender,
-            envelope.recipient,
-            envelope.sequence,
-            blake3.blake3(envelope.body).digest(),
-        )
-        context.check_seat(envelope.sender, signed, envelope.signature)
-        key = (envelope.sender, envelope.sequence)
-        if key in self._seen:
-            raise ProtocolError("replay", f"envelope {envelope.sequence} of {envelope.sender} came twice")
-        if envelope.sequence <= self._floors.get(envelope.sender, self._started):
-            raise ProtocolError("replay", f"envelope {envelope.sequence} of {envelope.sender} is too old to be new")
-        self._seen[key] = None
-        if len(self._seen) > REMEMBERED:
-            (sender, sequence), _ = self._seen.popitem(last=False)
-            self._floors[sender] = max(sequence, self._floors.get(sender, 0))
-        return await self._handle(envelope.sender, pb.SeatMessage.FromString(envelope.body))
 
     async def close(self) -> None:
         for channel in self._channels.values():

@@ -32,7 +32,8 @@ log = logging.getLogger("verifier")
 
 HANDSHAKE_SECONDS = 10.0
 HANDSHAKE_BYTES = 16 << 10
-SEAT_MESSAGE_BYTES = 512 << 20
+CONNECTION_STREAMS = 128
+"""A worker needs one, a seat as many as the door lets in; gRPC holds some MiB for each."""
 GOODBYE_SECONDS = 2.0
 MAX_SEQUENCE = 1 << 63
 """No honest worker comes near it; above, the numbers of a session could leave their 64 bits."""
@@ -174,16 +175,13 @@ class WorkerSession:
         self._outbox.put_nowait(None)
 
 
-SeatHandler = Callable[[pb.Envelope], Awaitable[pb.SeatMessage]]
-
-
 class Relay:
-    """Listens; keeps at most one live session a slot; hands envelopes of other seats to ``on_envelope``."""
+    """Listens; keeps at most one live session a slot; hands the streams of other seats to ``hear_seat``."""
 
     def __init__(
         self,
         context: SeatContext,
-        on_envelope: SeatHandler,
+        hear_seat: Callable[[AsyncIterator[pb.Part]], Awaitable[pb.SeatMessage]],
         on_session: Callable[[WorkerSession], None],
         slot_of: Callable[[int, int], Awaitable[SlotInfo | None]],
         turned_away: Callable[[int, int], str | None],
@@ -192,7 +190,7 @@ class Relay:
         gets no session, or None."""
         self.context = context
         self.sessions: dict[int, WorkerSession] = {}
-        self._on_envelope = on_envelope
+        self._hear_seat = hear_seat
         self._on_session = on_session
         self._slot_of = slot_of
         self._turned_away = turned_away
@@ -200,7 +198,7 @@ class Relay:
 
     async def start(self, host: str, port: int) -> int:
         """Bind (port 0: any free one) and serve; returns the port. Raises OSError when the port is in use."""
-        server = grpc.aio.server(options=CHANNEL_OPTIONS)
+        server = grpc.aio.server(options=(*CHANNEL_OPTIONS, ("grpc.max_concurrent_streams", CONNECTION_STREAMS)))
         handlers = {
             "Work": grpc.stream_stream_rpc_method_handler(
                 self._work, request_deserializer=pb.Part.FromString, response_serializer=pb.Part.SerializeToString
@@ -330,24 +328,7 @@ class Relay:
     # ---- seats
 
     async def _tell(self, requests: AsyncIterator[pb.Part], rpc: grpc.aio.ServicerContext[Any, Any]) -> None:
-        assembler = Assembler(SEAT_MESSAGE_BYTES)
-        answer = pb.SeatMessage(error=pb.Error(code="message", message="no envelope came"))
-        try:
-            async for part in requests:
-                data = assembler.feed(part)
-                if data is not None:
-                    answer = await self._on_envelope(pb.Envelope.FromString(data))
-                    break
-        except ProtocolError as error:
-            answer = pb.SeatMessage(error=pb.Error(code=error.code, message=str(error)))
-        except SentinelError as error:
-            answer = pb.SeatMessage(error=pb.Error(code="unavailable", message=str(error)))
-        except DecodeError:
-            answer = pb.SeatMessage(error=pb.Error(code="message", message="not an envelope"))
-        except (ValueError, TypeError, LookupError) as error:
-            # Members that cannot be: a hash of 31 bytes, an address that is none.
-            log.warning("refused a message of a seat: %r", error)
-            answer = pb.SeatMessage(error=pb.Error(code="message", message=str(error)[:200]))
+        answer = await self._hear_seat(requests)
         for part in split(answer.SerializeToString()):
             await rpc.write(part)
 

@@ -30,6 +30,7 @@ from verifier.audits.findings import check_findings, said_after, said_of
 from verifier.closing import Closing, Finished
 from verifier.context import SeatContext
 from verifier.docket import Docket
+from verifier.door import Door
 from verifier.driver import Driver
 from verifier.meter import Meter
 from verifier.payroll import Payroll, payable
@@ -81,7 +82,8 @@ class Seat:
         self.corpus = corpus
         self.outside = outside
         self.meter = Meter()
-        self.peers = Peers(context, endpoint_of, self._hear)
+        self.peers = Peers(context, endpoint_of)
+        self.door = Door(context, self._hear)
         self.weights = WeightsStore(context, self.peers)
         self.recomputer = Recomputer(context, self.weights, self.meter)
         self.payroll = Payroll(context, outside.params, outside.escrow)
@@ -92,7 +94,7 @@ class Seat:
         self.docket = Docket(
             context, self.peers, self.accuser, self.payroll, outside.events, self._expel, self.teller.series_of
         )
-        self.relay = Relay(context, self.peers.on_envelope, self._on_session, self._slot_of, self.docket.turned_away)
+        self.relay = Relay(context, self.door.hear, self._on_session, self._slot_of, self.docket.turned_away)
         self.closing = Closing(
             context, self.peers, self.payroll, self.weights, outside.blobs, outside.events, corpus, self.meter
         )
@@ -392,6 +394,8 @@ class Seat:
                 if theirs.record_hash != mine.record_hash:
                     raise ProtocolError("record", f"seat {account} signed another record of step {state.step}")
                 c.check_seat(account, record, theirs.signature)
+                # A record is final with q signatures of seats that pay: one with false receipts does not count.
+                self.payroll.check(account, theirs)
                 signatures[account] = theirs.signature
             except ProtocolError as error:
                 log.warning("%s", error)
@@ -401,9 +405,7 @@ class Seat:
         self.audits.shelf.keep(state.step, self.driver.leaves, {s: update.kept for s, update in updates.items()})
         self.audits.close(state.step, said, state.aggregates)
         for account, theirs in state.record_signatures.items():
-            if not self.payroll.knows(theirs):
-                await self.refresh()
-            self.payroll.hear(account, theirs, self.audits.ledger.leaves[account])
+            await self._take_receipts(state, account, theirs)
         signed = from_record(record, built.new_weights, built.new_states, signatures)
         self.last = Finished(record, mine.record_hash, signed)
         self._archive.append(archive.line(signed, dones, state))
@@ -454,6 +456,20 @@ class Seat:
     def _own_recomputes(self) -> int:
         """Without cross-audits: those are paid by the record, not by this seat's word."""
         return self.recomputer.count + self.accuser.recomputes - self.audits.auditor.recomputes
+
+    async def _take_receipts(self, state: StepState, account: str, theirs: pb.RecordSignature) -> None:
+        """Count those that are right, whatever came with them: they are the workers' pay."""
+        if not self.payroll.knows(theirs):
+            try:
+                await self.refresh()
+            except SentinelError as error:
+                log.warning("step %d: the slots cannot be read again: %s", state.step, error)
+        # Its newest Done, also where the record was made from an older one: what it drove again meanwhile is paid.
+        done = state.latest(account)
+        accepted = done.leaves if done is not None else 0
+        dropped = len(state.excluded) + len(state.quarantines)
+        refused = self.payroll.hear(account, theirs, accepted=accepted, dropped=dropped)
+        self.teller.receipts(state.step, account, refused)
 
     def _units(self, state: StepState) -> dict[int, int]:
         backwards = ((entry.slot, entry.session) for entry in self.driver.accepted)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable
+from dataclasses import asdict
 
 from sentinel_market.domain import assignment
 from sentinel_market.domain.cross_audit import Draw, Fault, Outcome
@@ -13,6 +14,7 @@ from sentinel_market.wire import relay_pb2 as pb
 from verifier.audits.auditor import Found
 from verifier.check.verdict import Verdict, VerdictKind
 from verifier.context import SeatContext
+from verifier.payroll import Refused
 from verifier.relay import WorkerSession
 from verifier.step import StepState
 
@@ -71,6 +73,15 @@ class Teller:
             reason = f"stage gradient: {screened.reason}"
             self._events.verdict({"kind": "suspect", "reason": reason, **told, **_crossing(screened)})
         self._events.verdict({"kind": "whole gradient", "verdict": whole.kind.value, "reason": whole.reason, **told})
+
+    def receipts(self, step: int, verifier: str, refused: Iterable[Refused]) -> None:
+        """Receipts of another seat that are not counted here."""
+        for one in refused:
+            log.warning(
+                "step %d: seat %s, slot %d nonce %d: a receipt for %d passes is refused: %s",
+                step, verifier, one.slot, one.nonce, one.units, one.reason,
+            )  # fmt: skip
+            self._events.verdict({"kind": "receipt refused", "step": step, "verifier": verifier, **asdict(one)})
 
     def cross_audit(self, draw: Draw, found: Found) -> None:
         """This seat looked at what the seed drew."""

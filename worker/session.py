@@ -42,6 +42,9 @@ log = logging.getLogger("worker")
 RECONNECT_SECONDS = 0.5
 MAX_PARKED = 4096
 
+Stream = queue.SimpleQueue[pb.ToSeat | None]
+"""What is to be sent on one stream to a seat. Each has its own, so it tells streams apart too."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerContext:
@@ -76,7 +79,7 @@ class SeatLink:
     seat: SeatInfo
     session_key: SessionKey
     watermark: Watermark
-    outbox: queue.SimpleQueue[pb.ToSeat | None] = field(default_factory=queue.SimpleQueue)
+    outbox: Stream = field(default_factory=queue.SimpleQueue)
     open: bool = False
     forwards: dict[int, _Forwarded] = field(default_factory=dict)
     receipt_step: int = -1
@@ -86,6 +89,11 @@ class SeatLink:
 
     def send(self, message: pb.ToSeat) -> None:
         self.outbox.put(message)
+
+    def lives(self, stream: Stream) -> bool:
+        """Whether this is the open stream still. What came on an older one has nobody who waits for its answer: the
+        seat gave it to others, and numbers its dispatches anew."""
+        return self.open and self.outbox is stream
 
 
 class Worker:
@@ -108,8 +116,8 @@ class Worker:
         self.finished = False
         self._fatal: Fatal | None = None
         self._duplicate_since = 0.0
-        self._inbox: queue.SimpleQueue[tuple[SeatLink, pb.ToWorker] | None] = queue.SimpleQueue()
-        self._parked: list[tuple[SeatLink, pb.ToWorker]] = []
+        self._inbox: queue.SimpleQueue[tuple[SeatLink, Stream, pb.ToWorker] | None] = queue.SimpleQueue()
+        self._parked: list[tuple[SeatLink, Stream, pb.ToWorker]] = []
         self._stopping = threading.Event()
         self._hot_keys = {seat.account: seat.hot_key for seat in context.seats}
         self._done_links: set[str] = set()
@@ -167,24 +175,26 @@ class Worker:
                 log.warning("seat %s at %s: %s", link.seat.account, endpoint, error)
             link.open = False
             if self._done_links:
-                self._inbox.put((link, pb.ToWorker()))  # the compute thread looks whether that was the last one
+                self._inbox.put(
+                    (link, link.outbox, pb.ToWorker())
+                )  # the compute thread looks whether that was the last one
             self._stopping.wait(RECONNECT_SECONDS)
 
     def _converse(self, link: SeatLink, channel: grpc.Channel) -> None:
-        link.outbox = queue.SimpleQueue()
+        stream = link.outbox = queue.SimpleQueue()
         link.forwards.clear()
         call = channel.stream_stream(
             WORK, request_serializer=pb.Part.SerializeToString, response_deserializer=pb.Part.FromString
-        )(_parts_of(link.outbox))
+        )(_parts_of(stream))
         try:
             incoming = _messages(call, self.context.shapes.max_message_bytes)
             self._shake_hands(link, incoming)
             for message in incoming:
-                self._inbox.put((link, message))
+                self._inbox.put((link, stream, message))
                 if self._stopping.is_set():
                     return
         finally:
-            link.outbox.put(None)
+            stream.put(None)
             call.cancel()
 
     def _shake_hands(self, link: SeatLink, incoming: Iterator[pb.ToWorker]) -> None:
@@ -230,7 +240,7 @@ class Worker:
     def _expect(self, link: SeatLink, incoming: Iterator[pb.ToWorker], kind: str) -> pb.ToWorker:
         for message in incoming:
             if message.WhichOneof("kind") == "goodbye":
-                self._inbox.put((link, message))
+                self._inbox.put((link, link.outbox, message))
                 raise ProtocolError(message.goodbye.code, message.goodbye.message)
             if message.WhichOneof("kind") != kind:
                 raise ProtocolError("hello", f"expected a {kind}, got a {message.WhichOneof('kind')}")
@@ -242,13 +252,13 @@ class Worker:
 
     # ---- the compute thread
 
-    def _handle(self, link: SeatLink, message: pb.ToWorker) -> None:
+    def _handle(self, link: SeatLink, stream: Stream, message: pb.ToWorker) -> None:
         kind = message.WhichOneof("kind")
         try:
             if kind == "task":
-                self._task(link, message)
+                self._task(link, stream, message)
             elif kind == "sum":
-                self._sum(link, message)
+                self._sum(link, stream, message)
             elif kind == "weights":
                 self._weights(message.weights)
             elif kind == "receipt":
@@ -262,24 +272,28 @@ class Worker:
             dispatch = message.task.dispatch if kind == "task" else 0
             step = message.task.step if kind == "task" else message.sum.step if kind == "sum" else 0
             round_ = message.sum.round if kind == "sum" else 0
-            link.send(
-                pb.ToSeat(
-                    refusal=pb.Refusal(dispatch=dispatch, step=step, round=round_, code=error.code, message=str(error))
-                )
-            )
+            refusal = pb.Refusal(dispatch=dispatch, step=step, round=round_, code=error.code, message=str(error))
+            self._answer(link, stream, pb.ToSeat(refusal=refusal))
 
-    def _park(self, link: SeatLink, message: pb.ToWorker) -> None:
-        if sum(parked is link for parked, _ in self._parked) >= MAX_PARKED:
+    def _answer(self, link: SeatLink, stream: Stream, message: pb.ToSeat) -> None:
+        if link.lives(stream):
+            link.send(message)
+
+    def _park(self, link: SeatLink, stream: Stream, message: pb.ToWorker) -> None:
+        self._parked = [item for item in self._parked if item[0].lives(item[1])]
+        if sum(parked is link for parked, _, _ in self._parked) >= MAX_PARKED:
             raise ProtocolError("step", f"{MAX_PARKED} tasks of this seat wait for weights already")
-        self._parked.append((link, message))
+        self._parked.append((link, stream, message))
 
-    def _task(self, link: SeatLink, message: pb.ToWorker) -> None:
+    def _task(self, link: SeatLink, stream: Stream, message: pb.ToWorker) -> None:
         task = message.task
         if task.HasField("receipt"):
             self._receipt(link, task.receipt)
             task.ClearField("receipt")
+        if not link.lives(stream):
+            return
         if task.step > self.runner.step:
-            self._park(link, message)
+            self._park(link, stream, message)
             return
         if task.step < self.runner.step or task.weights_hash != self.runner.weights_hash:
             raise ProtocolError("weights", f"a task for step {task.step}; this worker is at {self.runner.step}")
@@ -305,7 +319,7 @@ class Worker:
         result.compute_micros = int((time.thread_time() - began) * 1e6)
         result.overhead_micros = int(overhead * 1e6)
         result.process_micros = int(time.process_time() * 1e6)
-        link.send(pb.ToSeat(result=result))
+        self._answer(link, stream, pb.ToSeat(result=result))
 
     def _input(self, task: pb.Task) -> torch.Tensor:
         shapes = self.context.shapes
@@ -399,10 +413,12 @@ class Worker:
         )
         return hashed
 
-    def _sum(self, link: SeatLink, message: pb.ToWorker) -> None:
+    def _sum(self, link: SeatLink, stream: Stream, message: pb.ToWorker) -> None:
         request = message.sum
+        if not link.lives(stream):
+            return
         if request.step > self.runner.step:
-            self._park(link, message)
+            self._park(link, stream, message)
             return
         if request.step < self.runner.step:
             raise ProtocolError("step", f"a sum of step {request.step}; this worker is at {self.runner.step}")
@@ -411,18 +427,15 @@ class Worker:
         missing = [c for c in named if c not in self.runner.summed]
         extra = [c for c in self.runner.summed if c not in once]
         if missing or extra or len(once) != len(named):
-            link.send(
-                pb.ToSeat(
-                    refusal=pb.Refusal(
-                        step=request.step,
-                        round=request.round,
-                        code="set",
-                        message=f"{len(missing)} named microbatches are not in this sum, {len(extra)} others are",
-                        missing=missing,
-                        extra=extra,
-                    )
-                )
+            refusal = pb.Refusal(
+                step=request.step,
+                round=request.round,
+                code="set",
+                message=f"{len(missing)} named microbatches are not in this sum, {len(extra)} others are",
+                missing=missing,
+                extra=extra,
             )
+            self._answer(link, stream, pb.ToSeat(refusal=refusal))
             return
         link.watermark.admit(request.sequence)
         payload = encode(self.runner.gradient())
@@ -435,21 +448,18 @@ class Worker:
             gradient_hash=gradient_hash,
             weights_hash=self.runner.weights_hash,
         )
-        link.send(
-            pb.ToSeat(
-                gradient=pb.GradientSum(
-                    step=request.step,
-                    round=request.round,
-                    sequence=request.sequence,
-                    count=len(named),
-                    accepted_set=accepted,
-                    gradient_hash=gradient_hash,
-                    weights_hash=self.runner.weights_hash,
-                    signature=self.context.key.sign(digest(self.context.domain, message_)),
-                    gradient=payload,
-                )
-            )
+        gradient = pb.GradientSum(
+            step=request.step,
+            round=request.round,
+            sequence=request.sequence,
+            count=len(named),
+            accepted_set=accepted,
+            gradient_hash=gradient_hash,
+            weights_hash=self.runner.weights_hash,
+            signature=self.context.key.sign(digest(self.context.domain, message_)),
+            gradient=payload,
         )
+        self._answer(link, stream, pb.ToSeat(gradient=gradient))
 
     def _weights(self, weights: pb.Weights) -> None:
         if weights.step <= self.runner.step:
@@ -521,7 +531,7 @@ class Worker:
             self.stop("finished")
 
 
-def _parts_of(outbox: queue.SimpleQueue[pb.ToSeat | None]) -> Iterator[pb.Part]:
+def _parts_of(outbox: Stream) -> Iterator[pb.Part]:
     while (message := outbox.get()) is not None:
         yield from split(message.SerializeToString())
 

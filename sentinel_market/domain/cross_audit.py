@@ -175,8 +175,6 @@ class Ledger:
     """Fault -> the step whose record says so."""
     audited: dict[str, int] = field(default_factory=dict)
     """Account -> cross-audits that it was drawn for, did and told."""
-    leaves: dict[str, int] = field(default_factory=dict)
-    """Account -> commitments that it has put under roots so far."""
     step: int = -1
     _before: dict[str, Said] = field(default_factory=dict)
     _answered: set[tuple[str, bytes]] = field(default_factory=set)
@@ -190,7 +188,6 @@ class Ledger:
             self._reveal(step, said, shares)
         known = {draw.subject: draw for draws in self.draws.values() for draw in draws}
         for account, one in said.items():
-            self.leaves[account] = self.leaves.get(account, 0) + len(one.leaves)
             for at, subject, outcome in one.audited:
                 draw = known.get(subject)
                 if draw is None or draw.auditor != account or draw.step != at or (account, subject) in self._answered:

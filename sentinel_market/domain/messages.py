@@ -183,15 +183,20 @@ class Endpoint(Typed):
 
 @dataclass(frozen=True, slots=True)
 class SeatEnvelope(Typed):
-    """Wraps everything that one seat says to another; ``sequence`` never repeats for one sender."""
+    """Goes before everything that one seat says to another. ``sequence`` never repeats for one sender; ``boot`` is
+    drawn by each process of the recipient."""
 
     MEMBERS: ClassVar[tuple[tuple[str, str], ...]] = _members(
-        "uint256 jobId,address sender,address recipient,uint64 sequence,bytes32 bodyHash"
+        "uint256 jobId,address sender,address recipient,bytes32 boot,uint64 sequence,uint32 kind,uint64 size,"
+        "bytes32 bodyHash"
     )
     job_id: int
     sender: str
     recipient: str
+    boot: bytes
     sequence: int
+    kind: int
+    size: int
     body_hash: bytes
 
 

@@ -44,23 +44,19 @@ class Assembler:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self._chunks: list[bytes] = []
-        self._size = 0
+        self._held = bytearray()  # not a list: many small parts would cost many times their bytes
 
     def feed(self, part: Part) -> bytes | None:
         """Returns the whole message with its last part, else None."""
         if part.more and not part.data:
             raise ProtocolError("message", "a part that is empty and not the last one")  # endless ones cost memory
-        self._size += len(part.data)
-        if self._size > self.limit:
+        if len(self._held) + len(part.data) > self.limit:
             raise ProtocolError("size", f"a message of over {self.limit} bytes")
-        if not self._chunks and not part.more:
-            self._size = 0
+        if not self._held and not part.more:
             return part.data
-        self._chunks.append(part.data)
+        self._held += part.data
         if part.more:
             return None
-        whole = b"".join(self._chunks)
-        self._chunks.clear()
-        self._size = 0
+        whole = bytes(self._held)
+        self._held = bytearray()
         return whole

@@ -259,20 +259,26 @@ class Goodbye(_message.Message):
     def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ..., retry: _Optional[bool] = ...) -> None: ...
 
 class Envelope(_message.Message):
-    __slots__ = ("job_id", "sender", "recipient", "sequence", "body", "signature")
+    __slots__ = ("job_id", "sender", "recipient", "boot", "sequence", "kind", "size", "body_hash", "signature")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     SENDER_FIELD_NUMBER: _ClassVar[int]
     RECIPIENT_FIELD_NUMBER: _ClassVar[int]
+    BOOT_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
-    BODY_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    BODY_HASH_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     job_id: int
     sender: str
     recipient: str
+    boot: bytes
     sequence: int
-    body: bytes
+    kind: int
+    size: int
+    body_hash: bytes
     signature: bytes
-    def __init__(self, job_id: _Optional[int] = ..., sender: _Optional[str] = ..., recipient: _Optional[str] = ..., sequence: _Optional[int] = ..., body: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, job_id: _Optional[int] = ..., sender: _Optional[str] = ..., recipient: _Optional[str] = ..., boot: _Optional[bytes] = ..., sequence: _Optional[int] = ..., kind: _Optional[int] = ..., size: _Optional[int] = ..., body_hash: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class SeatMessage(_message.Message):
     __slots__ = ("ping", "done", "exclude", "aggregate", "record_signature", "accuse", "report_signature", "quarantine", "weights_query", "weights_answer", "settlement", "settlement_signature", "error", "start", "counts_query", "counts", "closed", "held_query", "held_answer", "audit_query", "audit_answer", "update_query", "update_answer", "fault_claim", "findings")
@@ -817,9 +823,11 @@ class SettlementSignature(_message.Message):
     def __init__(self, signature: _Optional[bytes] = ...) -> None: ...
 
 class Error(_message.Message):
-    __slots__ = ("code", "message")
+    __slots__ = ("code", "message", "boot")
     CODE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    BOOT_FIELD_NUMBER: _ClassVar[int]
     code: str
     message: str
-    def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
+    boot: bytes
+    def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ..., boot: _Optional[bytes] = ...) -> None: ...

@@ -151,7 +151,7 @@ def test_after_the_last_step_no_secret_is_due() -> None:
     for step in range(3, 3 + LAG):
         secrets = tuple(secret(seat, 2) for seat in SEATS) if step == 3 else ()
         book.take(step, {seat: replace(end, secrets=secrets) for seat in SEATS}, ALL)
-    assert not book.faults and book.leaves == dict.fromkeys(SEATS, 12)
+    assert not book.faults
     assert any(draw.subject == leaf(SEATS[0], 2, 0) for draw in book.draws[2])
 
 

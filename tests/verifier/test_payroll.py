@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from sentinel_market.chain.eip712 import keccak256
+from sentinel_market.domain.cross_audit import Ledger
 from sentinel_market.domain.messages import JobFinish, Settlement
 from sentinel_market.errors import PeerGone, ProtocolError
 from sentinel_market.wire import relay_pb2 as pb
 from tests.support.mesh import JOB_ID
 from tests.verifier.rig import small_mesh
-from verifier.payroll import Payroll
+from verifier.payroll import Payroll, Refused
 
 STEPS = 3
 RECORD = bytes(range(32))
@@ -34,6 +35,7 @@ class Books:
             self.step(step)
         for payroll in self.payrolls:
             payroll.freeze(STEPS - 1)
+            payroll.audited(STEPS - 1, Ledger(JOB_ID, (), ()))
 
     def step(self, step: int, inflate: Callable[[Payroll, dict[int, int]], dict[int, int]] | None = None) -> None:
         for payroll in self.payrolls:
@@ -44,8 +46,10 @@ class Books:
             payroll.driven += len(mine)
             payroll.recomputes += 1
             said = pb.RecordSignature(step=step, units=payroll.close_step(step, units, set()), counts=payroll.counts())
+            # what it signs that it accepted: as much as it acknowledges, or as much as a step can hold
+            accepted = min(sum(units.values()), 10**4)
             for other in self.payrolls:
-                other.hear(payroll.context.account, said)
+                other.hear(payroll.context.account, said, accepted=accepted, dropped=0)
 
     async def ask(self, account: str, message: pb.SeatMessage, time_limit: float = 0.0) -> pb.SeatMessage:
         self.proposals.append(message.settlement)
@@ -219,6 +223,7 @@ def test_receipts_beyond_what_a_seat_could_have_driven_buy_nothing(tmp_path: Pat
         seat.step(STEPS, more)
         for payroll in seat.payrolls:
             payroll.freeze(STEPS)
+            payroll.audited(STEPS, Ledger(JOB_ID, (), ()))
     accomplice = books.mesh.roster.slots(JOB_ID)[3].account
 
     def pay(b: Books) -> int:
@@ -228,24 +233,98 @@ def test_receipts_beyond_what_a_seat_could_have_driven_buy_nothing(tmp_path: Pat
     assert pay(books) <= pay(honest), "the false receipt is not counted"
 
 
-def test_a_false_receipt_is_refused(books: Books) -> None:
-    hostile = books.payrolls[2]
-    said = pb.RecordSignature(step=STEPS, units=hostile.close_step(STEPS, {3: 1}, set()), counts=hostile.counts())
+class Hostile:
+    """Seat 2 signs a step after those of ``Books``; seat 1 hears it."""
+
+    def __init__(self, books: Books) -> None:
+        self.books, self.payroll = books, books.payrolls[2]
+        self.account = self.payroll.context.account
+
+    def says(self, units: dict[int, int], step: int = STEPS) -> pb.RecordSignature:
+        signed = self.payroll.close_step(step, units, set())
+        return pb.RecordSignature(step=step, units=signed, counts=self.payroll.counts())
+
+    def heard(self, said: pb.RecordSignature, accepted: int = 100, dropped: int = 0) -> list[Refused]:
+        return self.books.cosigner.hear(self.account, said, accepted=accepted, dropped=dropped)
+
+    def counted(self, slot: int) -> int:
+        kept = self.books.cosigner.receipts.get((self.account, slot, 1))
+        return kept[-1].units if kept else 0
+
+
+def test_a_false_receipt_is_refused_with_its_values_and_those_beside_it_count(books: Books) -> None:
+    hostile = Hostile(books)
+    before = hostile.counted(3)
     for change in (
         lambda m: setattr(m.units[0], "units", 999),
         lambda m: setattr(m.units[0], "nonce", 7),
         lambda m: setattr(m.units[0], "slot", 77),
         lambda m: setattr(m.units[0], "signature", b""),
-        lambda m: setattr(m, "step", STEPS + 1),
     ):
-        copy = pb.RecordSignature()
-        copy.CopyFrom(said)
-        change(copy)
-        with pytest.raises(ProtocolError):
-            books.cosigner.hear(hostile.context.account, copy)
-    with pytest.raises(ProtocolError):
-        books.cosigner.hear(books.lead.context.account, said)
-    books.cosigner.hear(hostile.context.account, said)
+        good = hostile.says({3: 1, 4: 1})
+        said = pb.RecordSignature()
+        said.CopyFrom(good)
+        change(said)
+        (refused,) = hostile.heard(said)
+        entry = said.units[0]
+        assert (refused.slot, refused.nonce, refused.units) == (entry.slot, entry.nonce, entry.units)
+        assert refused.false
+        assert hostile.counted(3) == before
+        assert hostile.counted(4) == good.units[1].units, "it is the pay of a worker that did nothing wrong"
+    assert hostile.heard(good) == []
+    assert hostile.counted(3) == good.units[0].units
+
+
+def test_receipts_of_another_step_or_seat_are_false(books: Books) -> None:
+    hostile = Hostile(books)
+    said = hostile.says({3: 1, 4: 1})
+    said.step += 1
+    assert [one.false for one in hostile.heard(said)] == [True, True]
+    said.step -= 1
+    refused = books.cosigner.hear(books.lead.context.account, said, accepted=100, dropped=0)
+    assert [one.false for one in refused] == [True, True]
+
+
+def test_a_signed_receipt_for_a_holder_that_the_chain_does_not_name_yet_is_no_lie(books: Books) -> None:
+    """The chain may be slow here: the next receipt is cumulative and makes up for it."""
+    hostile = Hostile(books)
+    del books.cosigner.holders[3, 1]
+    (refused,) = hostile.heard(hostile.says({3: 1, 4: 1}))
+    assert (refused.slot, refused.false) == (3, False)
+
+
+def test_more_receipts_than_there_are_slots_are_not_even_looked_at(books: Books) -> None:
+    hostile = Hostile(books)
+    said = hostile.says({3: 1})
+    said.units.extend([said.units[0]] * 1000)
+    (refused,) = hostile.heard(said)
+    assert "1001 receipts" in refused.reason
+
+
+def test_a_seat_acknowledges_no_pass_that_it_did_not_accept(books: Books) -> None:
+    """Every pass is a commitment under its driver root: what is paid for is what a cross-audit can ask for."""
+    hostile = Hostile(books)
+    before = hostile.counted(3)
+    (refused,) = hostile.heard(hostile.says({3: 5}), accepted=4)
+    assert not refused.false
+    assert "accepted" in refused.reason
+    assert hostile.counted(3) == before
+    # Cumulative: a step in which it accepted one more than it acknowledges makes up for it.
+    assert hostile.heard(hostile.says({3: 1}, STEPS + 1), accepted=2) == []
+    assert hostile.counted(3) == before + 6
+
+
+def test_what_a_seat_says_that_it_accepted_is_bounded_by_what_a_step_can_hold(books: Books) -> None:
+    hostile = Hostile(books)
+    c = hostile.payroll.context
+    done = sum(kept[-1].units for (who, *_), kept in books.cosigner.receipts.items() if who == hostile.account)
+    a_step = (5 + c.num_replicas - 1) * c.num_stages * len(c.my_microbatches())
+    room = a_step * (STEPS + 1) - done
+    assert hostile.heard(hostile.says({3: room}), accepted=2**32 - 1) == []
+    (refused,) = hostile.heard(hostile.says({3: 3 * a_step}, STEPS + 1), accepted=2**32 - 1)
+    assert not refused.false
+    # A sum that was dropped whole is made again elsewhere: that costs as much as another step.
+    assert hostile.heard(hostile.says({3: 0}, STEPS + 2), dropped=1) == []
 
 
 def test_the_counts_of_a_seat_only_grow(books: Books) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from pathlib import Path
 
 import blake3
@@ -13,17 +13,24 @@ import pytest
 
 from sentinel_market.chain.eip712 import digest, keccak256
 from sentinel_market.domain import merkle, step_record
-from sentinel_market.domain.messages import DriverDone, DriverRoot, SeatEnvelope, ViolationReport
-from sentinel_market.errors import ProtocolError
+from sentinel_market.domain.messages import DriverDone, DriverRoot, SeatEnvelope, ViolationReport, WorkReceipt
+from sentinel_market.errors import PeerGone, ProtocolError
+from sentinel_market.ports import SlotInfo
 from sentinel_market.wire import relay_pb2 as pb
 from sentinel_market.wire.parts import CHANNEL_OPTIONS, TELL, Assembler, split
 from tests.support.mesh import JOB_ID, key
 from tests.verifier.rig import DOMAIN, small_mesh
 from verifier.accuse import BAD_COMPUTE
 from verifier.seat import Seat
+from verifier.sizes import number_of
 from verifier.step import sets_of
 
 WORD = bytes(range(32))
+
+
+async def stream(parts: Iterable[pb.Part]) -> AsyncIterator[pb.Part]:
+    for part in parts:
+        yield part
 
 
 class Council:
@@ -38,27 +45,40 @@ class Council:
         self._sequence = time.time_ns()
 
     def envelope(self, message: pb.SeatMessage | bytes, by: Seat | None = None, **changes: object) -> pb.Envelope:
+        """What announces ``message``, signed; ``key`` signs instead of the seat's own."""
         seat = by or self.hostile
         self._sequence += 1
+        body = message if isinstance(message, bytes) else message.SerializeToString()
         values = {
             "job_id": JOB_ID,
             "sender": seat.context.account,
             "recipient": self.hearer.context.account,
+            "boot": self.hearer.door.boot,
             "sequence": self._sequence,
+            "kind": number_of(message) if isinstance(message, pb.SeatMessage) else 1,
+            "size": len(body),
+            "body_hash": blake3.blake3(body).digest(),
             **{k: v for k, v in changes.items() if k != "key"},
         }
-        body = message if isinstance(message, bytes) else message.SerializeToString()
-        signed = SeatEnvelope(**values, body_hash=blake3.blake3(body).digest())  # type: ignore[arg-type]
+        signed = SeatEnvelope(**values)  # type: ignore[arg-type]
         signer = changes.get("key", seat.context.key)
-        return pb.Envelope(**values, body=body, signature=signer.sign(digest(DOMAIN, signed)))  # type: ignore[union-attr,arg-type]
+        return pb.Envelope(**values, signature=signer.sign(digest(DOMAIN, signed)))  # type: ignore[union-attr,arg-type]
+
+    async def give(self, *messages: pb.Envelope | pb.SeatMessage | bytes) -> pb.SeatMessage:
+        """A stream of these at the hearer's door. Raises ProtocolError with the code of an Error answer."""
+        data = [m if isinstance(m, bytes) else m.SerializeToString() for m in messages]
+        answer = await self.hearer.door.hear(stream(part for one in data for part in split(one)))
+        if answer.WhichOneof("kind") == "error":
+            raise ProtocolError(answer.error.code, answer.error.message)
+        return answer
 
     async def tell(self, message: pb.SeatMessage, sender: Seat | None = None) -> pb.SeatMessage:
-        return await self.hearer.peers.on_envelope(self.envelope(message, sender))
+        return await self.give(self.envelope(message, sender), message)
 
     async def refused(self, message: pb.SeatMessage, sender: Seat | None = None) -> str:
-        with pytest.raises((ProtocolError, ValueError)) as caught:
+        with pytest.raises(ProtocolError) as caught:
             await self.tell(message, sender)
-        return caught.value.code if isinstance(caught.value, ProtocolError) else "message"
+        return caught.value.code
 
     def done(self, seat: Seat | None = None, **changes: object) -> pb.Done:
         """A Done that ``seat`` (the hostile one) could have meant."""
@@ -123,10 +143,37 @@ def test_an_honest_envelope_is_answered(tmp_path: Path) -> None:
         ({"sender": "no address"}, "seat"),
         ({"sender": "seat 2"}, "signature"),
         ({"key": key("a stranger")}, "signature"),
-        ({"sequence": 5}, "replay"),
-        ({"sequence": time.time_ns() - 3600 * 10**9}, "replay"),
+        ({"boot": bytes(32)}, "boot"),
+        ({"boot": bytes(range(32))}, "boot"),
+        ({"boot": b"short"}, "message"),
+        ({"kind": 0}, "message"),
+        ({"kind": 999}, "message"),
+        ({"kind": 2}, "message"),
+        ({"size": 1}, "size"),
+        ({"size": 4}, "size"),
+        ({"size": 2**64 - 1}, "size"),
+        ({"body_hash": bytes(32)}, "message"),
     ],
-    ids=["job", "recipient", "nobody", "own name", "stranger", "no address", "other seat", "key", "old", "an hour old"],
+    ids=[
+        "job",
+        "recipient",
+        "nobody",
+        "own name",
+        "stranger",
+        "no address",
+        "other seat",
+        "key",
+        "unmet",
+        "other boot",
+        "no boot",
+        "no kind",
+        "unknown kind",
+        "other kind",
+        "less",
+        "more",
+        "endless",
+        "other message",
+    ],
 )
 def test_a_false_envelope_is_refused_by_name(tmp_path: Path, changes: dict[str, object], code: str) -> None:
     async def story(c: Council) -> None:
@@ -139,7 +186,7 @@ def test_a_false_envelope_is_refused_by_name(tmp_path: Path, changes: dict[str, 
             for name, value in found.items():
                 setattr(envelope, name, value)
         with pytest.raises(ProtocolError) as caught:
-            await c.hearer.peers.on_envelope(envelope)
+            await c.give(envelope, PING)
         assert caught.value.code == code
 
     council(tmp_path, story)
@@ -148,15 +195,20 @@ def test_a_false_envelope_is_refused_by_name(tmp_path: Path, changes: dict[str, 
 def test_an_envelope_that_was_changed_on_its_way_is_refused(tmp_path: Path) -> None:
     async def story(c: Council) -> None:
         for field, value in (
-            ("body", pb.SeatMessage(start=pb.Start()).SerializeToString()),
+            ("boot", bytes(32)),
             ("sequence", 2**63),
+            ("kind", 2),
+            ("size", 1),
+            ("body_hash", bytes(32)),
             ("signature", b"short"),
             ("signature", bytes(65)),
         ):
             envelope = c.envelope(PING)
             setattr(envelope, field, value)
             with pytest.raises(ProtocolError, match="signature"):
-                await c.hearer.peers.on_envelope(envelope)
+                await c.give(envelope, PING)
+        with pytest.raises(ProtocolError, match="another message"):
+            await c.give(c.envelope(pb.SeatMessage(ping=pb.Ping(step=6))), pb.SeatMessage(ping=pb.Ping(step=7)))
 
     council(tmp_path, story)
 
@@ -164,27 +216,30 @@ def test_an_envelope_that_was_changed_on_its_way_is_refused(tmp_path: Path) -> N
 def test_an_envelope_counts_once_and_late_ones_of_others_still_arrive(tmp_path: Path) -> None:
     async def story(c: Council) -> None:
         first, second = c.envelope(PING), c.envelope(PING)
-        await c.hearer.peers.on_envelope(second)
-        await c.hearer.peers.on_envelope(first)
+        await c.give(second, PING)
+        await c.give(first, PING)
         for envelope in (first, second):
             with pytest.raises(ProtocolError, match="replay"):
-                await c.hearer.peers.on_envelope(envelope)
+                await c.give(envelope, PING)
 
     council(tmp_path, story)
 
 
 def test_flooding_does_not_make_a_seat_forget_what_it_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("verifier.peers.REMEMBERED", 4)
+    monkeypatch.setattr("verifier.door.REMEMBERED", 4)
 
     async def story(c: Council) -> None:
         heard = [c.envelope(PING, c.third) for _ in range(3)]
+        late = c.envelope(PING, c.third)
         for envelope in heard:
-            await c.hearer.peers.on_envelope(envelope)
-        for _ in range(20):
-            await c.tell(PING)
-        for envelope in heard:
+            await c.give(envelope, PING)
+        flood = [c.envelope(PING) for _ in range(20)]
+        for envelope in flood:
+            await c.give(envelope, PING)
+        await c.give(late, PING)
+        for envelope in (*heard, *flood):
             with pytest.raises(ProtocolError, match="replay"):
-                await c.hearer.peers.on_envelope(envelope)
+                await c.give(envelope, PING)
         await c.tell(PING, c.third)
 
     council(tmp_path, story)
@@ -197,24 +252,26 @@ def test_whatever_comes_to_the_door_is_answered_by_an_error_and_the_seat_lives(t
         broken_root.root = b"short"
         nobody = c.certificate([c.hostile, c.third])
         nobody.signatures[0].verifier = "nobody"
-        messages = [
+        said: list[pb.SeatMessage | bytes] = [
             b"\xff\xff\xff",
             b"",
-            c.envelope(b"\xff\xff\xff").SerializeToString(),
-            c.envelope(b"").SerializeToString(),
-            c.envelope(pb.SeatMessage(done=broken_root)).SerializeToString(),
-            c.envelope(pb.SeatMessage(quarantine=nobody)).SerializeToString(),
-            c.envelope(pb.SeatMessage(accuse=pb.Accuse(slot=2**32 - 1))).SerializeToString(),
-            c.envelope(pb.SeatMessage(settlement=pb.SettlementProposal())).SerializeToString(),
-            c.envelope(pb.SeatMessage(weights_query=pb.WeightsQuery(stage=77, step=0))).SerializeToString(),
-            c.envelope(pb.SeatMessage(report_signature=pb.ReportSignature())).SerializeToString(),
-            c.envelope(pb.SeatMessage(error=pb.Error(code="x"))).SerializeToString(),
+            pb.SeatMessage(done=broken_root),
+            pb.SeatMessage(quarantine=nobody),
+            pb.SeatMessage(accuse=pb.Accuse(slot=2**32 - 1)),
+            pb.SeatMessage(settlement=pb.SettlementProposal()),
+            pb.SeatMessage(weights_query=pb.WeightsQuery(stage=77, step=0)),
+            pb.SeatMessage(report_signature=pb.ReportSignature()),
+            pb.SeatMessage(error=pb.Error(code="x")),
         ]
+        streams: list[list[pb.Part]] = [[], [pb.Part(data=b"\xff\xff\xff")], [pb.Part()], [pb.Part(more=True)]]
+        for one in said:
+            body = one if isinstance(one, bytes) else one.SerializeToString()
+            streams.append([pb.Part(data=c.envelope(one).SerializeToString()), pb.Part(data=body)])
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=CHANNEL_OPTIONS) as channel:
-            for message in messages:
+            for parts in streams:
                 call = channel.stream_stream(
                     TELL, request_serializer=pb.Part.SerializeToString, response_deserializer=pb.Part.FromString
-                )(split(message), timeout=30)
+                )(iter(parts), timeout=30)
                 answers = [Assembler(1 << 20).feed(part) async for part in call]
                 assert len(answers) == 1
                 assert answers[0] is not None
@@ -463,5 +520,57 @@ def test_an_old_certificate_cannot_be_used_again_in_a_later_step(tmp_path: Path)
         done.quarantines.append(certificate)
         assert await c.refused(pb.SeatMessage(done=done)) == "quarantine"
         assert not c.hearer.book.get(2) or not c.hearer.book[2].quarantines
+
+    council(tmp_path, story)
+
+
+# ---- receipts
+
+
+def receipts(c: Council, **changes: object) -> pb.RecordSignature:
+    """The hostile seat's for one worker, signed as it stands, then changed where ``changes`` name ``units``."""
+    values = {"slot": 4, "nonce": 1, "units": 2, **changes}
+    context = c.hostile.context
+    message = WorkReceipt(JOB_ID, values["slot"], values["nonce"], context.account, 0, 2)  # type: ignore[arg-type]
+    units = [pb.SlotUnits(**values, signature=context.sign(message))]  # type: ignore[arg-type]
+    return pb.RecordSignature(step=0, units=units)
+
+
+async def taken(c: Council, said: pb.RecordSignature) -> list[dict[str, object]]:
+    done = c.done(leaves=2, root=merkle.root([WORD, bytes(32)], keccak256))
+    done.leaf_digests.append(bytes(32))
+    await c.tell(pb.SeatMessage(done=c.sign_done(done, c.hostile.context.account, c.hostile.context.key)))
+    await c.hearer._take_receipts(c.hearer.book[0], c.hostile.context.account, said)
+    return c.mesh.events[0].verdicts
+
+
+def test_a_receipt_that_is_right_is_taken(tmp_path: Path) -> None:
+    async def story(c: Council) -> None:
+        assert await taken(c, receipts(c)) == []
+        assert c.hearer.payroll.receipts[c.hostile.context.account, 4, 1][-1].units == 2
+
+    council(tmp_path, story)
+
+
+def test_a_false_receipt_is_told_with_its_values(tmp_path: Path) -> None:
+    async def story(c: Council) -> None:
+        (told,) = await taken(c, receipts(c, units=3))
+        with pytest.raises(ProtocolError, match="signature"):
+            c.hearer.payroll.check(c.hostile.context.account, receipts(c, units=3))
+        assert (told["kind"], told["slot"], told["nonce"], told["units"]) == ("receipt refused", 4, 1, 3)
+        assert (told["step"], told["verifier"], told["false"]) == (0, c.hostile.context.account, True)
+        assert not c.hearer.payroll.receipts
+
+    council(tmp_path, story)
+
+
+def test_a_receipt_for_an_unknown_holder_stops_nothing_while_the_chain_is_away(tmp_path: Path) -> None:
+    async def story(c: Council) -> None:
+        def away() -> dict[int, SlotInfo]:
+            raise PeerGone("the RPC is down")
+
+        c.hearer._refresh_slots = away
+        (told,) = await taken(c, receipts(c, nonce=9))
+        assert (told["nonce"], told["false"]) == (9, False)
 
     council(tmp_path, story)
