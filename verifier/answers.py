@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -13,6 +14,7 @@ from sentinel_market.chain.eip712 import digest
 from sentinel_market.chain.signing import recover
 from sentinel_market.domain.ids import BACKWARD, FORWARD
 from sentinel_market.domain.messages import FrameCommitment
+from sentinel_market.domain.shapes import FrameShapes
 from sentinel_market.errors import ProtocolError
 from sentinel_market.wire import relay_pb2 as pb
 from sentinel_market.wire.commit import backward_input_hash, backward_output_hash
@@ -64,6 +66,15 @@ class Held:
     def decoded(self, data: bytes, shape: tuple[int, ...]) -> torch.Tensor:
         """An input or incoming gradient as a tensor, to read only: the one that was passed on last is kept."""
         return self._decoded[1] if self._decoded[0] is data else decode(data, shape=shape, dtype=torch.float32)
+
+    def given(self, stage: int, operation: int, shapes: FrameShapes) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """What a recompute starts from: tokens or activation; for a pass backward the incoming gradient or targets."""
+        x = self.tokens if stage == 0 else decode(self.inputs[stage], shape=shapes.activation, dtype=torch.float32)
+        if operation == pb.FORWARD:
+            return x, None
+        if operation == pb.LOSS:
+            return x, self.targets
+        return x, decode(self.incoming[stage], shape=shapes.activation, dtype=torch.float32)
 
     def input_hash(self, stage: int) -> bytes:
         """Of ``inputs[stage]``; made once for all answers that it is part of."""
@@ -183,6 +194,30 @@ class Offence:
     screened: Screened | None = None
     history: tuple[Happened, ...] = ()
     replays: tuple[Answer, ...] = ()
+
+
+@dataclass(frozen=True)
+class Upheld:
+    """A frame that this seat's own recompute cleared, with what an ``Offence`` would have held. ``screened``: by
+    direction; the last event of ``history`` is RECOMPUTE_AGREES."""
+
+    answer: Answer
+    held: Held
+    step: int
+    screening: Verdict | None
+    screened: Mapping[int, Screened]
+    history: tuple[Happened, ...]
+
+
+@dataclass
+class Counters:
+    """Of one step; for the live display."""
+
+    suspects: int = 0
+    confirmations: int = 0
+    audits: int = 0
+    recomputes: int = 0
+    accidents: list[tuple[int, str]] = field(default_factory=list)
 
 
 def open_answer(

@@ -11,7 +11,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import torch
 
@@ -23,10 +23,12 @@ from sentinel_market.wire.tensors import all_finite, decode, encode
 from verifier.answers import (
     Accepted,
     Answer,
+    Counters,
     Held,
     Offence,
     Screened,
     Signed,
+    Upheld,
     farthest,
     open_answer,
     refuted_by,
@@ -53,17 +55,6 @@ PATIENCE_SECONDS = 30.0
 """How long a stage may be without any worker before the run stops."""
 
 
-@dataclass
-class Counters:
-    """Of one step; for the live display."""
-
-    suspects: int = 0
-    confirmations: int = 0
-    audits: int = 0
-    recomputes: int = 0
-    accidents: list[tuple[int, str]] = field(default_factory=list)
-
-
 class Driver:
     """Lives for the whole run; ``begin`` starts a step."""
 
@@ -79,10 +70,12 @@ class Driver:
         on_verdict: Callable[[int, Verdict, dict[str, object]], None],
         barred: Callable[[int], bool],
         on_ban: Callable[[int, str], None],
+        on_upheld: Callable[[Upheld], None],
     ) -> None:
         """``batch_of(step, microbatch)`` -> tokens, targets [B, T]. ``on_offence`` starts an accusation.
         ``barred(slot)``: quarantined, in this step or before, or distrusted by this driver alone. ``on_ban(slot,
-        reason)``: statistics alone condemn a worker (policies ``paper``, ``screen``): that binds this driver only."""
+        reason)``: statistics alone condemn a worker (policies ``paper``, ``screen``): that binds this driver only.
+        ``on_upheld`` hears of each frame that this seat's recompute cleared."""
         self.context = context
         self._relay = relay
         self._weights = weights
@@ -93,6 +86,7 @@ class Driver:
         self._on_verdict = on_verdict
         self._barred = barred
         self._on_ban = on_ban
+        self._on_upheld = on_upheld
         self.engine = Engine(context.policy, context.num_stages, context.spec.seed)
         self.secret = b""
         self.replay_micros = 0
@@ -524,9 +518,11 @@ class Driver:
         if replay is not None:
             self._accept(replay, [])
         if step.verdict is VerdictKind.ACCEPT:
-            if step.cleared_by == "recompute" and suspect is not None:
+            if step.cleared_by == "recompute":
+                said = suspect.verdict if suspect else None
+                self._on_upheld(Upheld(answer, held, self._state.step, said, screened, tuple(history)))
                 for direction, screening in screenings:
-                    if screening.crossed:
+                    if suspect is not None and screening.crossed:
                         self.engine.cleared_by_recompute(stage, direction, screening)
             self._accept(answer, screenings)
             return answer
@@ -552,16 +548,10 @@ class Driver:
         return replay
 
     async def _recompute(self, stage: int, held: Held, operation: int) -> Recomputed | None:
-        shapes, step = self.context.shapes, self._state.step
+        step = self._state.step
         self.counters.recomputes += 1
-        x = held.tokens if stage == 0 else decode(held.inputs[stage], shape=shapes.activation, dtype=torch.float32)
         try:
-            if operation == pb.FORWARD:
-                return await self._recomputer.forward(step, stage, x)
-            if operation == pb.LOSS:
-                return await self._recomputer.backward(step, stage, x, held.targets)
-            incoming = decode(held.incoming[stage], shape=shapes.activation, dtype=torch.float32)
-            return await self._recomputer.backward(step, stage, x, incoming)
+            return await self._recomputer.run(step, stage, *held.given(stage, operation, self.context.shapes))
         except (PeerGone, ProtocolError) as error:
             log.warning("step %d stage %d cannot be recomputed: %s", step, stage, error)
             return None

@@ -27,18 +27,25 @@ class Recomputer:
         self._stages: dict[int, Stage] = {}
         self.count = 0
 
-    async def forward(self, step: int, stage: int, x: torch.Tensor) -> Recomputed:
-        """Tokens [B, T] or activation [B, T, D] -> [B, T, D]."""
-        return await self._run(step, stage, x, None)
-
-    async def backward(self, step: int, stage: int, x: torch.Tensor, incoming: torch.Tensor) -> Recomputed:
-        """``incoming``: gradient [B, T, D], or the targets [B, T] at the last stage (whose output is its loss)."""
-        return await self._run(step, stage, x, incoming)
+    async def run(
+        self,
+        step: int,
+        stage: int,
+        x: torch.Tensor,
+        incoming: torch.Tensor | None,
+        flat: torch.Tensor | None = None,
+    ) -> Recomputed:
+        """Tokens [B, T] or activation [B, T, D] forward, and with ``incoming`` backward: gradient [B, T, D], or the
+        targets [B, T] at the last stage (whose output is its loss). ``flat`` [N]: other weights than the step's."""
+        flat = await self._weights.flat(step, stage) if flat is None else flat
+        async with self._lock:
+            self.count += 1
+            return await asyncio.to_thread(self._compute, step, stage, flat, x, incoming)
 
     async def add_gradient(
         self, step: int, stage: int, x: torch.Tensor, incoming: torch.Tensor, total: RunningSum
     ) -> None:
-        """Recompute one microbatch's parameter gradient and add it to ``total``. Arguments as of ``backward``."""
+        """Recompute one microbatch's parameter gradient and add it to ``total``. Arguments as of ``run``."""
         flat = await self._weights.flat(step, stage)
         async with self._lock:
             self.count += 1
@@ -54,12 +61,6 @@ class Recomputer:
             module = self._stages[stage] = Stage(self.context.config, stage, self.context.num_stages)
         module.load_flat(flat)
         return module
-
-    async def _run(self, step: int, stage: int, x: torch.Tensor, incoming: torch.Tensor | None) -> Recomputed:
-        flat = await self._weights.flat(step, stage)
-        async with self._lock:
-            self.count += 1
-            return await asyncio.to_thread(self._compute, step, stage, flat, x, incoming)
 
     def _compute(
         self, step: int, stage: int, flat: torch.Tensor, x: torch.Tensor, incoming: torch.Tensor | None

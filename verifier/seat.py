@@ -16,6 +16,7 @@ import torch
 from sentinel_market.chain.eip712 import digest, keccak256
 from sentinel_market.data.corpus import Corpus, batch
 from sentinel_market.domain import merkle, step_record
+from sentinel_market.domain.cross_audit import FaultKind
 from sentinel_market.domain.messages import DriverDone, DriverRoot
 from sentinel_market.domain.quote import QuoteParams
 from sentinel_market.errors import Fatal, PeerGone, ProtocolError, SentinelError
@@ -25,8 +26,10 @@ from sentinel_market.wire.records import from_record
 from sentinel_market.wire.tensors import encode, tensor_hash
 from verifier import archive, checkpoint, records
 from verifier.accuse import Accuser
+from verifier.canary import Canaries
 from verifier.closing import Closing, Finished
 from verifier.context import SeatContext
+from verifier.cosign import Cosigner
 from verifier.docket import Docket
 from verifier.driver import Driver
 from verifier.meter import Meter
@@ -81,13 +84,16 @@ class Seat:
         self.weights = WeightsStore(context, self.peers)
         self.recomputer = Recomputer(context, self.weights, self.meter)
         self.payroll = Payroll(context, outside.params, outside.escrow)
+        evidence, court = home / "evidence", outside.court
         self.accuser = Accuser(
-            context, self.peers, self.weights, outside.court, self.meter, home / "evidence", self._data_hashes
+            context, self.peers, self.weights, court, self.meter, evidence, outside.events, self._on_fault
         )
+        self.cosigner = Cosigner(context, self.weights, court, self.meter, evidence, self._data_hashes, self._on_fault)
         self.teller = Teller(context, outside.events)
         self.docket = Docket(
             context, self.peers, self.accuser, self.payroll, outside.events, self._expel, self.teller.series_of
         )
+        self.canaries = Canaries(context, self.weights, self.recomputer, self.accuser.probe, self.docket)
         self.relay = Relay(context, self.peers.on_envelope, self._on_session, self._slot_of, self.docket.turned_away)
         self.closing = Closing(
             context, self.peers, self.payroll, self.weights, outside.blobs, outside.events, corpus, self.meter
@@ -104,6 +110,7 @@ class Seat:
             self.teller.verdict,
             self.docket.barred,
             self.docket.on_ban,
+            self.canaries.consider,
         )
         self.whole = WholeGradients(context, self.peers, self.recomputer, self.driver, self._data_hashes)
         self.reducers = {
@@ -341,7 +348,7 @@ class Seat:
         for slot, quarantine in state.quarantines.items():
             self.payroll.offences.setdefault((slot, quarantine.nonce), state.step)
         self.payroll.driven += len(c.my_microbatches())
-        self.payroll.recomputes = self.recomputer.count + self.accuser.recomputes
+        self.payroll.recomputes = self.recomputer.count + self.cosigner.recomputes
         mine = pb.RecordSignature(
             step=state.step,
             record_hash=digest(c.domain, record),
@@ -424,7 +431,13 @@ class Seat:
             state.record_signatures.setdefault(sender, message.record_signature)
             state.changed()
         elif kind == "accuse":
-            return pb.SeatMessage(report_signature=await self.accuser.answer(sender, message.accuse))
+            return pb.SeatMessage(committed=await self.cosigner.judge(sender, message.accuse))
+        elif kind == "reveal_query":
+            return pb.SeatMessage(reveal=self.cosigner.reveal(sender, message.reveal_query))
+        elif kind == "report_query":
+            return pb.SeatMessage(report_signature=await self.cosigner.sign(sender, message.report_query))
+        elif kind == "canary_reveal":
+            self.cosigner.canary(sender, message.canary_reveal)
         elif kind == "quarantine":
             await asyncio.to_thread(self.accuser.check_certificate, message.quarantine)
             self.docket.take(self._check_step(message.quarantine.step), message.quarantine)
@@ -479,6 +492,10 @@ class Seat:
         return pb.WeightsAnswer(payload=payload)
 
     # ---- faults
+
+    def _on_fault(self, kind: FaultKind, account: str, step: int, subject: bytes, evidence: bytes) -> None:
+        name, size = subject.hex()[:16], len(evidence)
+        log.warning("step %d: seat %s: %s %s, %d bytes of evidence", step, account, kind.name, name, size)
 
     async def _exclude(self, state: StepState, key: SlotSession, lost: Lost) -> None:
         slot, session = key
