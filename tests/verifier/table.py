@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from sentinel_market.chain.eip712 import digest
 from sentinel_market.domain.cross_audit import FaultKind
@@ -15,6 +16,7 @@ from sentinel_market.wire import relay_pb2 as pb
 from sentinel_market.wire.tensors import decode, encode, encoded_hash
 from tests.verifier.rig import DOMAIN, OneSeat, small_mesh, tamper
 from verifier.answers import Answer, Offence, Upheld
+from verifier.check import audit
 from verifier.seat import Seat
 
 LAST, FIRST = 3, 0
@@ -55,7 +57,8 @@ def material(home: Path) -> Material:
             assert (len(upheld), len(offences)) == (3, 1)
             return Material([upheld[1], upheld[0], upheld[2]], offences[0])
 
-    return asyncio.run(make())
+    with patch.object(audit, "goes_straight_to_recompute", lambda *_: False):  # all by the same way
+        return asyncio.run(make())
 
 
 def _wrong(worker: Any, link: Any, message: pb.ToSeat) -> list[Any]:
