@@ -30,7 +30,7 @@ CANARY_SHARE_PPM = 20_000
 """Of frames that a recompute upheld: at most one audit in 200 while replays clear three quarters. A canary costs n
 recomputes at n seats; with three seats and 1 % audits that is 0.015 % of all frames."""
 WEAKEST, STRONGEST = 0.003, 0.03
-"""How far, relative, the weights of the falsified pass are off: beyond every tolerance, inside most fences."""
+"""How far, relative, the weights of the falsified pass are off: beyond every tolerance, and no more than small."""
 _REPLAYED = {Event.REPLAY_AGREES, Event.REPLAY_DISAGREES, Event.REPLAY_UPHELD, Event.REPLAY_REFUTED}
 
 

@@ -109,6 +109,20 @@ def test_a_commitment_under_another_seat_s_signature_does_not_count(table: Table
     assert set(opened) == {table.accounts[2]}
 
 
+def test_a_commitment_that_is_not_signed_does_not_count(table: Table, frames: Material) -> None:
+    """Opened, it would prove nothing to a third."""
+
+    async def hears(sender: str, message: pb.SeatMessage) -> pb.SeatMessage:
+        reply = await table.seats[1]._hear(sender, message)
+        if message.WhichOneof("kind") == "accuse":
+            reply.committed.signature = table.seats[2].cosigner.context.key.sign(bytes(32))
+        return reply
+
+    table.hears[1] = hears
+    opened = asyncio.run(table.seats[0].accuser._poll(table.accusation(frames.offence), 10.0))
+    assert set(opened) == {table.accounts[2]}
+
+
 def test_a_commitment_hides_and_binds() -> None:
     salt, evidence, seats = bytes(31) + b"\1", bytes(32), ["0x" + "11" * 20, "0x" + "22" * 20]
     found = {
