@@ -12,17 +12,18 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from sentinel_market.chain.eip712 import digest
+from sentinel_market.domain.cross_audit import FaultKind
 from sentinel_market.domain.ids import BACKWARD
 from sentinel_market.domain.messages import ViolationReport
-from sentinel_market.errors import PeerGone, ProtocolError, Rejected, SentinelError
-from sentinel_market.ports import CaseInfo, Court, SignedReport
+from sentinel_market.errors import PeerGone, ProtocolError, Rejected
+from sentinel_market.ports import CaseInfo, Court, Events, SignedReport
 from sentinel_market.wire import relay_pb2 as pb
 from sentinel_market.wire.tensors import decode
 from verifier.answers import Offence, Signed
 from verifier.audits.auditor import AuditOffence
 from verifier.check.verdict import Verdict, VerdictKind
 from verifier.context import SeatContext
+from verifier.cosign import BAD_COMPUTE, OnFault, report_of
 from verifier.evidence import (
     Bundle,
     GradientBundle,
@@ -30,13 +31,10 @@ from verifier.evidence import (
     SignedGradient,
     SignedReplay,
     pack,
-    read_any,
-    replay_bundle,
-    share_weights,
-    unpack,
     write_bundle,
     write_gradient_bundle,
 )
+from verifier.judgement import Opened, check_committed, open_seal
 from verifier.meter import Meter
 from verifier.peers import Peers
 from verifier.weights import WeightsStore
@@ -44,11 +42,8 @@ from verifier.whole import GradientOffence
 
 log = logging.getLogger("verifier")
 
-BAD_COMPUTE = 2
-"""``ViolationKind.BadCompute`` of the court."""
 REPORT_SECONDS = 3600
 """Chain seconds that a signed report stays valid."""
-MAX_BUNDLE_BYTES = 1 << 30
 REMEMBERED = 256
 """Cases whose step this seat knows."""
 JUDGE_SECONDS = 30.0
@@ -61,7 +56,7 @@ that another seat accepted."""
 
 
 class Accuser:
-    """Builds bundles, collects co-signatures, answers the accusations of others."""
+    """Builds bundles, has them judged by the others, collects their signatures."""
 
     def __init__(
         self,
@@ -71,64 +66,38 @@ class Accuser:
         court: Court,
         meter: Meter,
         evidence_dir: Path,
-        data_hashes: Callable[[int, int], frozenset[bytes]],
+        events: Events,
+        on_fault: OnFault,
+        step_of: Callable[[bytes], int | None],
     ) -> None:
-        """``data_hashes(step, microbatch)``: hashes of the tokens and targets that the job's data gives."""
+        """``step_of(evidence hash)``: of an offence that this seat judged to convict, None where it did not."""
         self.context = context
         self._peers = peers
         self._weights = weights
         self._court = court
         self._meter = meter
         self._dir = evidence_dir
-        self._data_hashes = data_hashes
-        self.recomputes = 0
-        self._upheld: OrderedDict[bytes, int] = OrderedDict()
+        self._step_of = step_of
+        self._accused: OrderedDict[bytes, int] = OrderedDict()
+        self._events = events
+        self._on_fault = on_fault
 
     # ---- accusing
 
     async def accuse(self, offence: AnyOffence) -> pb.Quarantine | None:
         """Ask the others. Returns a certificate of q signatures, in no step yet, or None: then nobody else saw it."""
         context, message = self.context, offence.signed.message
-        flat = await self._weights.flat(offence.step, context.stage_of(message.slot))
         patience = JUDGE_SECONDS * (len(offence.backwards) if isinstance(offence, GradientOffence) else 1)
         directory = self._dir / f"step{message.step}-slot{message.slot}-{offence.signed.digest.hex()[:12]}"
-        evidence_hash, packed = await asyncio.to_thread(self._write, directory, offence, flat)
-        case_id = await asyncio.to_thread(
-            self._court.case_id, context.job_id, message.slot, message.nonce, BAD_COMPUTE, offence.signed.digest
-        )
-        deadline = await asyncio.to_thread(self._court.now) + REPORT_SECONDS
-        mine = ViolationReport(case_id, context.account, BAD_COMPUTE, offence.signed.digest, evidence_hash, deadline)
-        signatures = {context.account: context.sign(mine, context.court_domain)}
-        ask = pb.SeatMessage(
-            accuse=pb.Accuse(
-                step=message.step,
-                slot=message.slot,
-                nonce=message.nonce,
-                session=message.session,
-                bundle=packed,
-                commitment_hash=offence.signed.digest,
-                evidence_hash=evidence_hash,
-                deadline=deadline,
-                signature=signatures[context.account],
-            )
-        )
-        answers = [asyncio.create_task(self._ask(seat.account, ask, patience)) for seat in context.others]
-        for answer in asyncio.as_completed(answers):
-            account, reply = await answer
-            if reply is None:
-                continue
-            theirs = ViolationReport(case_id, account, BAD_COMPUTE, offence.signed.digest, evidence_hash, deadline)
-            try:
-                context.check_seat(account, theirs, reply.signature, context.court_domain)
-            except ProtocolError as error:
-                log.warning("seat %s agreed with a wrong signature: %s", account, error)
-                continue
-            signatures[account] = reply.signature
-            if len(signatures) >= context.quorum:
-                break
-        self._remember(evidence_hash, message.step)
-        if len(signatures) < context.quorum:
+        accuse = await self._accusation(offence, directory, self._dir / "weights")
+        self._remember(accuse.evidence_hash, message.step)
+        opened = await self._poll(accuse, patience)
+        if 1 + sum(one.agrees for one in opened.values()) < context.quorum:
             log.warning("no quorum against slot %d in step %d", message.slot, message.step)
+            return None
+        signatures = await self._signatures(accuse, opened)
+        if len(signatures) < context.quorum:
+            log.warning("no quorum of signatures against slot %d in step %d", message.slot, message.step)
             return None
         return pb.Quarantine(
             offence_step=message.step,
@@ -136,27 +105,137 @@ class Accuser:
             nonce=message.nonce,
             session=message.session,
             commitment_hash=offence.signed.digest,
-            evidence_hash=evidence_hash,
-            deadline=deadline,
+            evidence_hash=accuse.evidence_hash,
+            deadline=accuse.deadline,
             signatures=[pb.SeatSignature(verifier=a, signature=s) for a, s in sorted(signatures.items())],
             reason=_reason(offence),
             accuser=context.account,
         )
 
-    async def _ask(self, account: str, ask: pb.SeatMessage, patience: float) -> tuple[str, pb.ReportSignature | None]:
+    async def probe(self, canary: Offence) -> None:
+        """Ask the others as ``accuse`` does, about a frame that is right; then say so. A seat that let itself be told
+        that it is wrong did not look."""
+        with TemporaryDirectory() as name:
+            accuse = await self._accusation(canary, Path(name) / "bundle", Path(name) / "weights")
+        opened = await self._poll(accuse, JUDGE_SECONDS)
+        told = pb.SeatMessage(canary_reveal=pb.CanaryReveal(evidence_hash=accuse.evidence_hash))
+        await asyncio.gather(*(self._tell(seat.account, told) for seat in self.context.others))
+        answers = {account: "convicts" if one.agrees else "does not" for account, one in opened.items()}
+        self._note("canary", accuse, answers=answers)
+        for account, one in opened.items():
+            if one.agrees:
+                stamp = pb.RubberStamp(bundle=accuse.bundle, committed=one.committed, salt=one.salt)
+                log.warning("seat %s convicts a frame that is right", account)
+                self._on_fault(
+                    FaultKind.RUBBER_STAMP, account, accuse.step, accuse.evidence_hash, stamp.SerializeToString()
+                )
+
+    async def _accusation(self, offence: AnyOffence, directory: Path, weights: Path) -> pb.Accuse:
+        """The question; it says nothing of whether it is meant in earnest. The bundle is written to ``directory``."""
+        message = offence.signed.message
+        flat = await self._weights.flat(offence.step, self.context.stage_of(message.slot))
+        evidence_hash, packed = await asyncio.to_thread(self._write, directory, weights, offence, flat)
+        return pb.Accuse(
+            step=message.step,
+            slot=message.slot,
+            nonce=message.nonce,
+            session=message.session,
+            bundle=packed,
+            commitment_hash=offence.signed.digest,
+            evidence_hash=evidence_hash,
+            deadline=await asyncio.to_thread(self._court.now) + REPORT_SECONDS,
+        )
+
+    async def _poll(self, accuse: pb.Accuse, patience: float) -> dict[str, Opened]:
+        """What the others say, by account. Nobody is asked to reveal before everybody has committed or is out of
+        time: so nobody can say what another said."""
+        asked = [seat.account for seat in self.context.others]
+        committed = await asyncio.gather(*(self._commitment(account, accuse, patience) for account in asked))
+        opened = await asyncio.gather(
+            *(
+                self._opened(account, accuse, given)
+                for account, given in zip(asked, committed, strict=True)
+                if given is not None
+            )
+        )
+        return {account: one for account, one in opened if one is not None}
+
+    async def _commitment(self, account: str, accuse: pb.Accuse, patience: float) -> pb.Committed | None:
         try:
-            reply = (await self._peers.ask(account, ask, time_limit=patience)).report_signature
+            reply = (await self._peers.ask(account, pb.SeatMessage(accuse=accuse), time_limit=patience)).committed
+            check_committed(self.context, account, accuse.evidence_hash, reply)
         except (PeerGone, ProtocolError) as error:
             log.warning("seat %s did not judge: %s", account, error)
-            return account, None
-        if not reply.agrees:
-            log.warning("seat %s disagrees: %s", account, reply.reason[:300])
-            return account, None
-        return account, reply
+            return None
+        return reply
 
-    def _write(self, directory: Path, offence: AnyOffence, flat: torch.Tensor) -> tuple[bytes, bytes]:
+    async def _opened(self, account: str, accuse: pb.Accuse, committed: pb.Committed) -> tuple[str, Opened | None]:
+        query = pb.SeatMessage(reveal_query=pb.RevealQuery(evidence_hash=accuse.evidence_hash))
+        try:
+            reply = (await self._peers.ask(account, query)).reveal
+            opened = open_seal(self.context, account, accuse.evidence_hash, committed, reply)
+        except (PeerGone, ProtocolError) as error:
+            log.warning("seat %s did not say what it judged: %s", account, error)
+            return account, None
+        if not opened.agrees:
+            log.warning("seat %s disagrees: %s", account, opened.reason)
+        return account, opened
+
+    async def _signatures(self, accuse: pb.Accuse, opened: dict[str, Opened]) -> dict[str, bytes]:
+        """The report, signed here and by those who agree. Those who do not are asked as well: they hold it against
+        this seat, and the others against them."""
+        c = self.context
+        case_id = await asyncio.to_thread(
+            self._court.case_id, c.job_id, accuse.slot, accuse.nonce, BAD_COMPUTE, accuse.commitment_hash
+        )
+        signatures = {c.account: c.sign(report_of(accuse, case_id, c.account), c.court_domain)}
+        query = pb.ReportQuery(evidence_hash=accuse.evidence_hash, signature=signatures[c.account])
+        asked = await asyncio.gather(*(self._signature(account, accuse, case_id, query) for account in opened))
+        signatures.update((account, signature) for account, signature in asked if signature)
+        refused = sorted(account for account, signature in asked if signature == b"")
+        if refused and len(signatures) >= c.quorum:
+            self._note("report refused", accuse, seats=refused)
+        return signatures
+
+    async def _signature(
+        self, account: str, accuse: pb.Accuse, case_id: bytes, query: pb.ReportQuery
+    ) -> tuple[str, bytes | None]:
+        """Empty: refused; None: not there."""
+        try:
+            reply = (await self._peers.ask(account, pb.SeatMessage(report_query=query))).report_signature
+            if reply.agrees:
+                report = report_of(accuse, case_id, account)
+                self.context.check_seat(account, report, reply.signature, self.context.court_domain)
+                return account, reply.signature
+            log.warning("seat %s does not sign: %s", account, reply.reason[:300])
+        except ProtocolError as error:
+            log.warning("seat %s does not sign: %s", account, error)
+        except PeerGone as error:
+            log.warning("seat %s is not there to sign: %s", account, error)
+            return account, None
+        return account, b""
+
+    async def _tell(self, account: str, message: pb.SeatMessage) -> None:
+        try:
+            await self._peers.ask(account, message)
+        except (PeerGone, ProtocolError) as error:
+            log.info("seat %s was not told: %s", account, error)
+
+    def _note(self, kind: str, accuse: pb.Accuse, **more: object) -> None:
+        self._events.verdict(
+            {
+                "kind": kind,
+                "slot": accuse.slot,
+                "nonce": accuse.nonce,
+                "step": accuse.step,
+                "accuser": self.context.account,
+                "evidence": accuse.evidence_hash.hex(),
+                **more,
+            }
+        )
+
+    def _write(self, directory: Path, shared: Path, offence: AnyOffence, flat: torch.Tensor) -> tuple[bytes, bytes]:
         with self._meter.section("evidence"):
-            shared = self._dir / "weights"
             if isinstance(offence, GradientOffence):
                 whole = self._gradient_bundle(offence, flat)
                 hashed = write_gradient_bundle(directory, whole, weights_directory=shared)
@@ -164,6 +243,11 @@ class Accuser:
                 frame = offence.bundle if isinstance(offence, AuditOffence) else self._bundle(offence, flat)
                 hashed = write_bundle(directory, frame, weights_directory=shared)
             return hashed, pack(directory, weights_directory=shared)
+
+    def _remember(self, evidence_hash: bytes, step: int) -> None:
+        self._accused[evidence_hash] = step
+        if len(self._accused) > REMEMBERED:
+            self._accused.popitem(last=False)
 
     def _gradient_bundle(self, offence: GradientOffence, flat: torch.Tensor) -> GradientBundle:
         c, signed = self.context, offence.signed
@@ -242,96 +326,13 @@ class Accuser:
             message=signed.message, signature=signed.signature, signer=self.context.slots[signed.message.slot].hot_key
         )
 
-    # ---- co-signing
-
-    async def answer(self, accuser: str, accuse: pb.Accuse) -> pb.ReportSignature:
-        """Judge somebody's accusation by an own recompute of the bundle; sign only if it convicts."""
-        c = self.context
-        slot = c.slots.get(accuse.slot)
-        if slot is None or slot.nonce != accuse.nonce:
-            return pb.ReportSignature(
-                agrees=False, reason=f"slot {accuse.slot} nonce {accuse.nonce} is not in this job"
-            )
-        hashes = self._weights.hashes.get(accuse.step)
-        if hashes is None:
-            return pb.ReportSignature(agrees=False, reason=f"step {accuse.step} is not open here")
-        expected = hashes[c.stage_of(accuse.slot)]
-        reason = await asyncio.to_thread(self._examine, accuse, slot.hot_key, expected)
-        if reason:
-            return pb.ReportSignature(agrees=False, reason=reason)
-        case_id = await asyncio.to_thread(
-            self._court.case_id, c.job_id, accuse.slot, accuse.nonce, BAD_COMPUTE, accuse.commitment_hash
-        )
-        theirs = ViolationReport(
-            case_id, accuser, BAD_COMPUTE, accuse.commitment_hash, accuse.evidence_hash, accuse.deadline
-        )
-        c.check_seat(accuser, theirs, accuse.signature, c.court_domain)
-        mine = ViolationReport(
-            case_id, c.account, BAD_COMPUTE, accuse.commitment_hash, accuse.evidence_hash, accuse.deadline
-        )
-        return pb.ReportSignature(agrees=True, signature=c.sign(mine, c.court_domain))
-
-    def _examine(self, accuse: pb.Accuse, signer: str, weights_hash: bytes) -> str:
-        """Why not to sign; empty when this seat's own recompute convicts."""
-        with self._meter.section("recompute"), TemporaryDirectory() as name:
-            directory = Path(name) / "bundle"
-            try:
-                unpack(accuse.bundle, directory, max_bytes=MAX_BUNDLE_BYTES)
-                bundle = read_any(directory)
-                message = bundle.commitment.message
-                if digest(self.context.domain, message) != accuse.commitment_hash:
-                    return "the bundle holds another commitment"
-                if (message.slot, message.nonce, message.step) != (accuse.slot, accuse.nonce, accuse.step):
-                    return "the bundle is about another slot or step"
-                if message.weights_hash != weights_hash:
-                    return "the bundle's weights are not those of the final record"
-                if bundle.tolerance != self.context.tolerance or bundle.model != self.context.config:
-                    return "the bundle states another model or tolerance than the job"
-                if bundle.commitment.signer != signer:
-                    return f"the bundle names {bundle.commitment.signer} as signer, the slot is {signer}"
-                replayed = replay_bundle(
-                    directory,
-                    data_hashes=self._rows_of(message.step, bundle.microbatches),
-                    expected_domain=self.context.domain,
-                    expected_signer=signer,
-                    expected_signers={slot.slot: slot.hot_key for slot in self.context.slots.values()},
-                    expected_layout=(self.context.num_stages, self.context.num_replicas),
-                    expected_tolerance=self.context.tolerance,
-                )
-            except (SentinelError, ValueError, OSError) as error:
-                return str(error)[:300]
-            self.recomputes += len(bundle.microbatches) if replayed.admissible else 0
-            if replayed.bundle_digest != accuse.evidence_hash:
-                return "the evidence hash is not that of the bundle"
-            if replayed.verdict.kind is not VerdictKind.VIOLATION:
-                return replayed.verdict.reason[:300]
-            self._keep(accuse)
-            self._remember(accuse.evidence_hash, accuse.step)
-            return ""
-
-    def _remember(self, evidence_hash: bytes, step: int) -> None:
-        """The step of an offence that this seat's own recompute confirmed."""
-        self._upheld[evidence_hash] = step
-        if len(self._upheld) > REMEMBERED:
-            self._upheld.popitem(last=False)
-
-    def _rows_of(self, step: int, microbatches: tuple[int, ...]) -> frozenset[bytes]:
-        known = set(range(self.context.spec.training.microbatches))
-        if not known.issuperset(microbatches):
-            raise ProtocolError("evidence", f"microbatches {sorted(set(microbatches) - known)[:8]} are not in this job")
-        return frozenset().union(*(self._data_hashes(step, microbatch) for microbatch in set(microbatches)))
-
-    def _keep(self, accuse: pb.Accuse) -> None:
-        """A co-signer keeps the bundle until the case is final (protocol.md)."""
-        name = f"cosigned-step{accuse.step}-slot{accuse.slot}-{accuse.commitment_hash.hex()[:12]}"
-        unpack(accuse.bundle, self._dir / name, max_bytes=MAX_BUNDLE_BYTES)
-        share_weights(self._dir / name, self._dir / "weights")
+    # ---- certificates
 
     def check_certificate(self, quarantine: pb.Quarantine) -> None:
         """Raises ProtocolError unless q distinct seats signed the report behind it."""
         c = self.context
-        known = self._upheld.get(quarantine.evidence_hash, quarantine.offence_step)
-        if known != quarantine.offence_step:
+        known = self._accused.get(quarantine.evidence_hash, self._step_of(quarantine.evidence_hash))
+        if known is not None and known != quarantine.offence_step:
             # No signature covers it, and pay is void from there on.
             raise ProtocolError("quarantine", f"the offence was in step {known}, not {quarantine.offence_step}")
         case_id = self._court.case_id(

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -207,6 +208,30 @@ class Offence:
     screened: Screened | None = None
     history: tuple[Happened, ...] = ()
     replays: tuple[Answer, ...] = ()
+
+
+@dataclass(frozen=True)
+class Upheld:
+    """A frame that this seat's own recompute cleared, with what an ``Offence`` would have held. ``screened``: by
+    direction; the last event of ``history`` is RECOMPUTE_AGREES."""
+
+    answer: Answer
+    held: Held
+    step: int
+    screening: Verdict | None
+    screened: Mapping[int, Screened]
+    history: tuple[Happened, ...]
+
+
+@dataclass
+class Counters:
+    """Of one step; for the live display."""
+
+    suspects: int = 0
+    confirmations: int = 0
+    audits: int = 0
+    recomputes: int = 0
+    accidents: list[tuple[int, str]] = field(default_factory=list)
 
 
 def open_answer(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from sentinel_market.errors import ProtocolError, Recoverable, SentinelError
 from sentinel_market.ports import Events
@@ -86,7 +87,11 @@ class Docket:
         if key in self.distrusted or key in self.quarantined:
             return
         self.distrusted[key] = offence.reason
-        task = asyncio.ensure_future(self._accuse(offence))
+        self.hold(self._accuse(offence))
+
+    def hold(self, accusation: Coroutine[Any, Any, None]) -> None:
+        """Open until it ends: this driver is not done before. A canary, too, or it would be known by that."""
+        task = asyncio.ensure_future(accusation)
         self.accusations.add(task)
         task.add_done_callback(self.accusations.discard)
 

@@ -11,7 +11,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -24,11 +24,13 @@ from sentinel_market.wire.tensors import all_finite, decode, encode
 from verifier.answers import (
     Accepted,
     Answer,
+    Counters,
     Held,
     Leaf,
     Offence,
     Screened,
     Signed,
+    Upheld,
     farthest,
     open_answer,
     refuted_by,
@@ -56,17 +58,6 @@ PATIENCE_SECONDS = 30.0
 """How long a stage may be without any worker before the run stops."""
 
 
-@dataclass
-class Counters:
-    """Of one step; for the live display."""
-
-    suspects: int = 0
-    confirmations: int = 0
-    audits: int = 0
-    recomputes: int = 0
-    accidents: list[tuple[int, str]] = field(default_factory=list)
-
-
 class Driver:
     """Lives for the whole run; ``begin`` starts a step."""
 
@@ -82,11 +73,13 @@ class Driver:
         on_verdict: Callable[[int, Verdict, dict[str, object]], None],
         barred: Callable[[int], bool],
         on_ban: Callable[[int, str], None],
+        on_upheld: Callable[[Upheld], None],
         recorder: Recorder | None = None,
     ) -> None:
         """``batch_of(step, microbatch)`` -> tokens, targets [B, T]. ``on_offence`` starts an accusation.
         ``barred(slot)``: quarantined, in this step or before, or distrusted by this driver alone. ``on_ban(slot,
-        reason)``: statistics alone condemn a worker (policies ``paper``, ``screen``): that binds this driver only."""
+        reason)``: statistics alone condemn a worker (policies ``paper``, ``screen``): that binds this driver only.
+        ``on_upheld`` hears of each frame that this seat's recompute cleared."""
         self.context = context
         self._relay = relay
         self._weights = weights
@@ -97,6 +90,7 @@ class Driver:
         self._on_verdict = on_verdict
         self._barred = barred
         self._on_ban = on_ban
+        self._on_upheld = on_upheld
         self.recorder = recorder or Recorder()
         self.engine = self.recorder.engine(context)
         self.secret = b""
@@ -538,9 +532,10 @@ class Driver:
         if step.verdict is VerdictKind.ACCEPT:
             if step.cleared_by == "recompute":
                 self.engine.upheld(answer.session.slot.slot, answer.directions)
-            if step.cleared_by == "recompute" and suspect is not None:
+                said = suspect.verdict if suspect else None
+                self._on_upheld(Upheld(answer, held, self._state.step, said, screened, tuple(history)))
                 for direction, screening in screenings:
-                    if screening.crossed:
+                    if suspect is not None and screening.crossed:
                         self.engine.cleared_by_recompute(stage, direction, screening)
             self._accept(answer, held, screenings)
             return answer

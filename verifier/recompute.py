@@ -27,10 +27,17 @@ class Recomputer:
         self._stages: dict[int, Stage] = {}
         self.count = 0
 
-    async def run(self, step: int, stage: int, x: torch.Tensor, incoming: torch.Tensor | None) -> Recomputed:
-        """``x``: tokens [B, T] or activation [B, T, D]. ``incoming`` None: a forward alone; else the gradient
-        [B, T, D], at the last stage the targets [B, T] (its output is its loss)."""
-        flat = await self._weights.flat(step, stage)
+    async def run(
+        self,
+        step: int,
+        stage: int,
+        x: torch.Tensor,
+        incoming: torch.Tensor | None,
+        flat: torch.Tensor | None = None,
+    ) -> Recomputed:
+        """Tokens [B, T] or activation [B, T, D] forward, and with ``incoming`` backward: gradient [B, T, D], or the
+        targets [B, T] at the last stage (whose output is its loss). ``flat`` [N]: other weights than the step's."""
+        flat = await self._weights.flat(step, stage) if flat is None else flat
         async with self._lock:
             self.count += 1
             return await asyncio.to_thread(self._compute, step, stage, flat, x, incoming)

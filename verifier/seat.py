@@ -12,23 +12,24 @@ from pathlib import Path
 
 import torch
 
-from sentinel_market.chain.eip712 import digest, keccak256
+from sentinel_market.chain.eip712 import digest
 from sentinel_market.data.corpus import Corpus, batch
-from sentinel_market.domain import merkle, step_record
-from sentinel_market.domain.cross_audit import LAG, secret_hash
-from sentinel_market.domain.messages import DriverDone, DriverRoot
+from sentinel_market.domain import step_record
+from sentinel_market.domain.cross_audit import LAG, Fault, FaultKind
 from sentinel_market.domain.quote import QuoteParams
 from sentinel_market.errors import Fatal, PeerGone, ProtocolError, SentinelError
 from sentinel_market.ports import BlobStore, Court, Escrow, Events, SlotInfo
 from sentinel_market.wire import relay_pb2 as pb
 from sentinel_market.wire.records import from_record
-from sentinel_market.wire.tensors import encode, tensor_hash
+from sentinel_market.wire.tensors import tensor_hash
 from verifier import archive, checkpoint, records
 from verifier.accuse import Accuser
 from verifier.audits.crossing import CrossAudits
 from verifier.audits.findings import check_findings, said_after, said_of
+from verifier.canary import Canaries
 from verifier.closing import Closing, Finished
 from verifier.context import SeatContext
+from verifier.cosign import Cosigner
 from verifier.docket import Docket
 from verifier.door import Door
 from verifier.driver import Driver
@@ -39,7 +40,8 @@ from verifier.recompute import Recomputer
 from verifier.recording.recorder import Recorder
 from verifier.reduce import Lost, Reducer, Update, check_aggregate, is_lie
 from verifier.relay import Relay, WorkerSession
-from verifier.step import SlotSession, StepState, check_done, sets_of
+from verifier.saying import accepted_done
+from verifier.step import SlotSession, StepState, check_done
 from verifier.telling import Teller
 from verifier.weights import WeightsStore
 from verifier.whole import WholeGradients
@@ -87,13 +89,24 @@ class Seat:
         self.weights = WeightsStore(context, self.peers)
         self.recomputer = Recomputer(context, self.weights, self.meter)
         self.payroll = Payroll(context, outside.params, outside.escrow)
+        evidence, court = home / "evidence", outside.court
+        self.cosigner = Cosigner(context, self.weights, court, self.meter, evidence, self._data_hashes, self._on_fault)
         self.accuser = Accuser(
-            context, self.peers, self.weights, outside.court, self.meter, home / "evidence", self._data_hashes
+            context,
+            self.peers,
+            self.weights,
+            court,
+            self.meter,
+            evidence,
+            outside.events,
+            self._on_fault,
+            self.cosigner.step_of,
         )
         self.teller = Teller(context, outside.events)
         self.docket = Docket(
             context, self.peers, self.accuser, self.payroll, outside.events, self._expel, self.teller.series_of
         )
+        self.canaries = Canaries(context, self.weights, self.recomputer, self.accuser.probe, self.docket)
         self.relay = Relay(context, self.door.hear, self._on_session, self._slot_of, self.docket.turned_away)
         self.closing = Closing(
             context, self.peers, self.payroll, self.weights, outside.blobs, outside.events, corpus, self.meter
@@ -110,6 +123,7 @@ class Seat:
             self.teller.verdict,
             self.docket.barred,
             self.docket.on_ban,
+            self.canaries.consider,
             recorder,
         )
         self.audits = CrossAudits(
@@ -118,6 +132,7 @@ class Seat:
             self.weights,
             self.recomputer,
             self._data_hashes,
+            self.cosigner,
             self.docket.on_offence,
             self.teller.cross_audit,
             self.teller.fault,
@@ -146,8 +161,7 @@ class Seat:
         self._refreshed = 0.0
         self._refreshing = asyncio.Lock()
         self._pending_receipts: dict[int, pb.Receipt] = {}
-        self._secret = secrets.token_bytes(32)
-        self._next_secret = secrets.token_bytes(32)
+        self._secrets = (secrets.token_bytes(32), secrets.token_bytes(32))
         self._started: set[str] = set()
 
     # ---- life
@@ -266,7 +280,7 @@ class Seat:
             del self.book[old]
         self._hand_out_receipts()
         self.docket.begin(state)
-        await self.driver.begin(state, self._secret)
+        await self.driver.begin(state, self._secrets[0])
         async with asyncio.TaskGroup() as group:
             reductions = {
                 stage: group.create_task(self._reduce(state, reducer)) for stage, reducer in self.reducers.items()
@@ -295,45 +309,12 @@ class Seat:
         return frozenset(state.excluded), frozenset(state.quarantines)
 
     async def _say_done(self, state: StepState, round_: int) -> None:
-        c, driver = self.context, self.driver
-        sets: dict[tuple[int, int], pb.AcceptedSet] = {}
-        sketches: dict[tuple[int, int], torch.Tensor] = {}
-        for entry in driver.valid():
-            key = (entry.slot, entry.session)
-            if key not in sets:
-                sets[key] = pb.AcceptedSet(slot=entry.slot, session=entry.session)
-                sketches[key] = torch.zeros(64)
-            sets[key].commitments.append(entry.digest)
-            sets[key].microbatches.append(entry.microbatch)
-            sketches[key] = sketches[key] + entry.sketch
-        for key, accepted in sets.items():
-            accepted.sketch = encode(sketches[key])
-        done = pb.Done(
-            step=state.step,
-            round=round_,
-            sets=[sets[key] for key in sorted(sets)],
-            excluded=[pb.SlotSession(slot=s, session=n, reason=why) for (s, n), why in sorted(state.excluded.items())],
-            quarantines=[state.quarantines[slot] for slot in sorted(state.quarantines)],
-            leaves=len(driver.leaves),
-            leaf_digests=list(driver.leaves),
-            root=merkle.root(list(driver.leaves), keccak256),
-            secret_hash=secret_hash(self._secret),
-            next_secret_hash=secret_hash(self._next_secret),
-            findings=self.audits.findings(state.step, self._revealed(state.step - 1)),
-            loss_sum_e6=round(sum(held.loss for held in driver.held) * 1e6),
-            suspects=driver.counters.suspects,
-            confirmations=driver.counters.confirmations,
-            audits=driver.counters.audits,
-        )
+        done = accepted_done(self.context, self.driver, state, round_, self._secrets)
+        done.findings.CopyFrom(self.audits.findings(state.step, self._revealed(state.step - 1)))
         if self._is_epoch_end(state.step):
-            blob = checkpoint.baselines_blob(driver.engine)
+            blob = checkpoint.baselines_blob(self.driver.engine)
             done.checkpoint_baselines = await asyncio.to_thread(self.outside.blobs.put, blob)
-        hashed = step_record.sets_digest(sets_of(done))
-        done.signature = c.sign(DriverDone(c.job_id, done.step, done.round, c.account, hashed))
-        done.root_signature = c.sign(
-            DriverRoot(c.job_id, done.step, c.account, done.root, done.leaves, done.next_secret_hash)
-        )
-        self._take_done(c.account, done)
+        self._take_done(self.context.account, done)
         await self.peers.broadcast(pb.SeatMessage(done=done))
 
     def _revealed(self, step: int) -> list[bytes]:
@@ -379,7 +360,7 @@ class Seat:
             signature=c.sign(record),
             units=self.payroll.close_step(state.step, self._units(state), barred),
             counts=self.payroll.counts(),
-            secret=self._secret,
+            secret=self._secrets[0],
         )
         state.record_signatures[c.account] = mine
         for entry in mine.units:
@@ -455,7 +436,7 @@ class Seat:
 
     def _own_recomputes(self) -> int:
         """Without cross-audits: those are paid by the record, not by this seat's word."""
-        return self.recomputer.count + self.accuser.recomputes - self.audits.auditor.recomputes
+        return self.recomputer.count + self.cosigner.recomputes - self.audits.auditor.recomputes
 
     async def _take_receipts(self, state: StepState, account: str, theirs: pb.RecordSignature) -> None:
         """Count those that are right, whatever came with them: they are the workers' pay."""
@@ -485,7 +466,7 @@ class Seat:
             for session in self.relay.sessions.values():
                 if session.stage == stage:
                     session.send(message)
-        self._secret, self._next_secret = self._next_secret, secrets.token_bytes(32)
+        self._secrets = (self._secrets[1], secrets.token_bytes(32))
 
     # ---- hearing the others
 
@@ -515,7 +496,13 @@ class Seat:
             state.record_signatures.setdefault(sender, message.record_signature)
             state.changed()
         elif kind == "accuse":
-            return pb.SeatMessage(report_signature=await self.accuser.answer(sender, message.accuse))
+            return pb.SeatMessage(committed=await self.cosigner.judge(sender, message.accuse))
+        elif kind == "reveal_query":
+            return pb.SeatMessage(reveal=self.cosigner.reveal(sender, message.reveal_query))
+        elif kind == "report_query":
+            return pb.SeatMessage(report_signature=await self.cosigner.sign(sender, message.report_query))
+        elif kind == "canary_reveal":
+            self.cosigner.canary(sender, message.canary_reveal)
         elif kind == "quarantine":
             await asyncio.to_thread(self.accuser.check_certificate, message.quarantine)
             self.docket.take(self._check_step(message.quarantine.step), message.quarantine)
@@ -589,6 +576,9 @@ class Seat:
         return pb.WeightsAnswer(payload=payload)
 
     # ---- faults
+
+    def _on_fault(self, kind: FaultKind, account: str, step: int, subject: bytes, evidence: bytes) -> None:
+        self.audits.faults.claim(Fault(kind, account, step, subject), evidence)
 
     async def _exclude(self, state: StepState, key: SlotSession, lost: Lost) -> None:
         slot, session = key

@@ -19,8 +19,9 @@ def control_bytes(context: SeatContext) -> int:
 
 
 def question_bytes(context: SeatContext, kind: str | None) -> int:
-    """``kind``: which SeatMessage. Only an accusation brings tensors; whatever else does is asked for."""
-    return SEAT_MESSAGE_BYTES if kind == "accuse" else control_bytes(context)
+    """``kind``: which SeatMessage. Only accusations, of a worker or of a seat, bring tensors; whatever else does is
+    asked for."""
+    return SEAT_MESSAGE_BYTES if kind in ("accuse", "fault_claim") else control_bytes(context)
 
 
 def answer_bytes(context: SeatContext, question: str | None) -> int:

@@ -230,6 +230,19 @@ class SeatFault(Typed):
 
 
 @dataclass(frozen=True, slots=True)
+class Judgement(Typed):
+    """A seat's answer to an accusation, under seal: ``commitment`` is opened when all seats have answered."""
+
+    MEMBERS: ClassVar[tuple[tuple[str, str], ...]] = _members(
+        "uint256 jobId,address verifier,bytes32 evidenceHash,bytes32 commitment"
+    )
+    job_id: int
+    verifier: str
+    evidence_hash: bytes
+    commitment: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class JobFinish(Typed):
     """q seats say that the job is done and ``epoch`` is its last root."""
 

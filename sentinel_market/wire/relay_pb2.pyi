@@ -281,7 +281,7 @@ class Envelope(_message.Message):
     def __init__(self, job_id: _Optional[int] = ..., sender: _Optional[str] = ..., recipient: _Optional[str] = ..., boot: _Optional[bytes] = ..., sequence: _Optional[int] = ..., kind: _Optional[int] = ..., size: _Optional[int] = ..., body_hash: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class SeatMessage(_message.Message):
-    __slots__ = ("ping", "done", "exclude", "aggregate", "record_signature", "accuse", "report_signature", "quarantine", "weights_query", "weights_answer", "settlement", "settlement_signature", "error", "start", "counts_query", "counts", "closed", "held_query", "held_answer", "audit_query", "audit_answer", "update_query", "update_answer", "fault_claim", "findings")
+    __slots__ = ("ping", "done", "exclude", "aggregate", "record_signature", "accuse", "report_signature", "quarantine", "weights_query", "weights_answer", "settlement", "settlement_signature", "error", "start", "counts_query", "counts", "closed", "held_query", "held_answer", "audit_query", "audit_answer", "update_query", "update_answer", "fault_claim", "findings", "committed", "reveal_query", "reveal", "report_query", "canary_reveal")
     PING_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
     EXCLUDE_FIELD_NUMBER: _ClassVar[int]
@@ -307,6 +307,11 @@ class SeatMessage(_message.Message):
     UPDATE_ANSWER_FIELD_NUMBER: _ClassVar[int]
     FAULT_CLAIM_FIELD_NUMBER: _ClassVar[int]
     FINDINGS_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    REVEAL_QUERY_FIELD_NUMBER: _ClassVar[int]
+    REVEAL_FIELD_NUMBER: _ClassVar[int]
+    REPORT_QUERY_FIELD_NUMBER: _ClassVar[int]
+    CANARY_REVEAL_FIELD_NUMBER: _ClassVar[int]
     ping: Ping
     done: Done
     exclude: Exclude
@@ -332,7 +337,12 @@ class SeatMessage(_message.Message):
     update_answer: UpdateAnswer
     fault_claim: FaultClaim
     findings: Findings
-    def __init__(self, ping: _Optional[_Union[Ping, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., exclude: _Optional[_Union[Exclude, _Mapping]] = ..., aggregate: _Optional[_Union[Aggregate, _Mapping]] = ..., record_signature: _Optional[_Union[RecordSignature, _Mapping]] = ..., accuse: _Optional[_Union[Accuse, _Mapping]] = ..., report_signature: _Optional[_Union[ReportSignature, _Mapping]] = ..., quarantine: _Optional[_Union[Quarantine, _Mapping]] = ..., weights_query: _Optional[_Union[WeightsQuery, _Mapping]] = ..., weights_answer: _Optional[_Union[WeightsAnswer, _Mapping]] = ..., settlement: _Optional[_Union[SettlementProposal, _Mapping]] = ..., settlement_signature: _Optional[_Union[SettlementSignature, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., counts_query: _Optional[_Union[CountsQuery, _Mapping]] = ..., counts: _Optional[_Union[SeatCounts, _Mapping]] = ..., closed: _Optional[_Union[Closed, _Mapping]] = ..., held_query: _Optional[_Union[HeldQuery, _Mapping]] = ..., held_answer: _Optional[_Union[HeldAnswer, _Mapping]] = ..., audit_query: _Optional[_Union[AuditQuery, _Mapping]] = ..., audit_answer: _Optional[_Union[AuditAnswer, _Mapping]] = ..., update_query: _Optional[_Union[UpdateQuery, _Mapping]] = ..., update_answer: _Optional[_Union[UpdateAnswer, _Mapping]] = ..., fault_claim: _Optional[_Union[FaultClaim, _Mapping]] = ..., findings: _Optional[_Union[Findings, _Mapping]] = ...) -> None: ...
+    committed: Committed
+    reveal_query: RevealQuery
+    reveal: Reveal
+    report_query: ReportQuery
+    canary_reveal: CanaryReveal
+    def __init__(self, ping: _Optional[_Union[Ping, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., exclude: _Optional[_Union[Exclude, _Mapping]] = ..., aggregate: _Optional[_Union[Aggregate, _Mapping]] = ..., record_signature: _Optional[_Union[RecordSignature, _Mapping]] = ..., accuse: _Optional[_Union[Accuse, _Mapping]] = ..., report_signature: _Optional[_Union[ReportSignature, _Mapping]] = ..., quarantine: _Optional[_Union[Quarantine, _Mapping]] = ..., weights_query: _Optional[_Union[WeightsQuery, _Mapping]] = ..., weights_answer: _Optional[_Union[WeightsAnswer, _Mapping]] = ..., settlement: _Optional[_Union[SettlementProposal, _Mapping]] = ..., settlement_signature: _Optional[_Union[SettlementSignature, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., counts_query: _Optional[_Union[CountsQuery, _Mapping]] = ..., counts: _Optional[_Union[SeatCounts, _Mapping]] = ..., closed: _Optional[_Union[Closed, _Mapping]] = ..., held_query: _Optional[_Union[HeldQuery, _Mapping]] = ..., held_answer: _Optional[_Union[HeldAnswer, _Mapping]] = ..., audit_query: _Optional[_Union[AuditQuery, _Mapping]] = ..., audit_answer: _Optional[_Union[AuditAnswer, _Mapping]] = ..., update_query: _Optional[_Union[UpdateQuery, _Mapping]] = ..., update_answer: _Optional[_Union[UpdateAnswer, _Mapping]] = ..., fault_claim: _Optional[_Union[FaultClaim, _Mapping]] = ..., findings: _Optional[_Union[Findings, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., reveal_query: _Optional[_Union[RevealQuery, _Mapping]] = ..., reveal: _Optional[_Union[Reveal, _Mapping]] = ..., report_query: _Optional[_Union[ReportQuery, _Mapping]] = ..., canary_reveal: _Optional[_Union[CanaryReveal, _Mapping]] = ...) -> None: ...
 
 class Ping(_message.Message):
     __slots__ = ("step", "phase")
@@ -715,7 +725,7 @@ class SeatSignature(_message.Message):
     def __init__(self, verifier: _Optional[str] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class Accuse(_message.Message):
-    __slots__ = ("step", "slot", "nonce", "bundle", "commitment_hash", "evidence_hash", "deadline", "signature", "session")
+    __slots__ = ("step", "slot", "nonce", "bundle", "commitment_hash", "evidence_hash", "deadline", "session")
     STEP_FIELD_NUMBER: _ClassVar[int]
     SLOT_FIELD_NUMBER: _ClassVar[int]
     NONCE_FIELD_NUMBER: _ClassVar[int]
@@ -723,7 +733,6 @@ class Accuse(_message.Message):
     COMMITMENT_HASH_FIELD_NUMBER: _ClassVar[int]
     EVIDENCE_HASH_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_FIELD_NUMBER: _ClassVar[int]
-    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     step: int
     slot: int
@@ -732,9 +741,64 @@ class Accuse(_message.Message):
     commitment_hash: bytes
     evidence_hash: bytes
     deadline: int
-    signature: bytes
     session: int
-    def __init__(self, step: _Optional[int] = ..., slot: _Optional[int] = ..., nonce: _Optional[int] = ..., bundle: _Optional[bytes] = ..., commitment_hash: _Optional[bytes] = ..., evidence_hash: _Optional[bytes] = ..., deadline: _Optional[int] = ..., signature: _Optional[bytes] = ..., session: _Optional[int] = ...) -> None: ...
+    def __init__(self, step: _Optional[int] = ..., slot: _Optional[int] = ..., nonce: _Optional[int] = ..., bundle: _Optional[bytes] = ..., commitment_hash: _Optional[bytes] = ..., evidence_hash: _Optional[bytes] = ..., deadline: _Optional[int] = ..., session: _Optional[int] = ...) -> None: ...
+
+class Committed(_message.Message):
+    __slots__ = ("commitment", "signature")
+    COMMITMENT_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    commitment: bytes
+    signature: bytes
+    def __init__(self, commitment: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class RevealQuery(_message.Message):
+    __slots__ = ("evidence_hash",)
+    EVIDENCE_HASH_FIELD_NUMBER: _ClassVar[int]
+    evidence_hash: bytes
+    def __init__(self, evidence_hash: _Optional[bytes] = ...) -> None: ...
+
+class Reveal(_message.Message):
+    __slots__ = ("agrees", "reason", "salt")
+    AGREES_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    SALT_FIELD_NUMBER: _ClassVar[int]
+    agrees: bool
+    reason: str
+    salt: bytes
+    def __init__(self, agrees: _Optional[bool] = ..., reason: _Optional[str] = ..., salt: _Optional[bytes] = ...) -> None: ...
+
+class ReportQuery(_message.Message):
+    __slots__ = ("evidence_hash", "signature")
+    EVIDENCE_HASH_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    evidence_hash: bytes
+    signature: bytes
+    def __init__(self, evidence_hash: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class CanaryReveal(_message.Message):
+    __slots__ = ("evidence_hash",)
+    EVIDENCE_HASH_FIELD_NUMBER: _ClassVar[int]
+    evidence_hash: bytes
+    def __init__(self, evidence_hash: _Optional[bytes] = ...) -> None: ...
+
+class RubberStamp(_message.Message):
+    __slots__ = ("bundle", "committed", "salt")
+    BUNDLE_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    SALT_FIELD_NUMBER: _ClassVar[int]
+    bundle: bytes
+    committed: Committed
+    salt: bytes
+    def __init__(self, bundle: _Optional[bytes] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., salt: _Optional[bytes] = ...) -> None: ...
+
+class FalseAlarm(_message.Message):
+    __slots__ = ("accuse", "signature")
+    ACCUSE_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    accuse: Accuse
+    signature: bytes
+    def __init__(self, accuse: _Optional[_Union[Accuse, _Mapping]] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class ReportSignature(_message.Message):
     __slots__ = ("agrees", "reason", "signature")

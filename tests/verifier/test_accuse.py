@@ -21,8 +21,8 @@ from sentinel_market.wire import relay_pb2 as pb
 from sentinel_market.wire.tensors import decode, encode, encoded_hash
 from tests.support.mesh import JOB_ID, Mesh, key
 from tests.verifier.rig import DOMAIN, OneSeat, small_mesh, tamper
-from verifier.accuse import BAD_COMPUTE
-from verifier.answers import Offence, Signed
+from verifier.answers import Offence
+from verifier.cosign import BAD_COMPUTE, report_of
 from verifier.evidence import pack, unpack, write_bundle
 from verifier.recompute import Recomputed
 from verifier.seat import Seat
@@ -40,30 +40,25 @@ class Case:
 
 def _accuse(one: OneSeat, offence: Offence, directory: Path) -> pb.Accuse:
     flat = decode(one.seat.weights.payload(0, 1) or b"")
-    evidence, packed = one.seat.accuser._write(directory, offence, flat)
-    return signed(one.seat, one.mesh, _unsigned(offence.signed, packed, evidence))
-
-
-def _unsigned(signed_: Signed, packed: bytes, evidence: bytes) -> pb.Accuse:
-    m = signed_.message
+    evidence, packed = one.seat.accuser._write(directory, directory.parent / "weights", offence, flat)
+    m = offence.signed.message
     return pb.Accuse(
         step=m.step,
         slot=m.slot,
         nonce=m.nonce,
         session=m.session,
         bundle=packed,
-        commitment_hash=signed_.digest,
+        commitment_hash=offence.signed.digest,
         evidence_hash=evidence,
         deadline=2**40,
     )
 
 
-def signed(seat: Seat, mesh: Mesh, accuse: pb.Accuse) -> pb.Accuse:
+def reported(seat: Seat, mesh: Mesh, accuse: pb.Accuse) -> pb.ReportQuery:
+    """The accusation in earnest: under the signature of ``seat``."""
     case = mesh.court.case_id(JOB_ID, accuse.slot, accuse.nonce, BAD_COMPUTE, accuse.commitment_hash)
-    account = seat.context.account
-    report = ViolationReport(case, account, BAD_COMPUTE, accuse.commitment_hash, accuse.evidence_hash, accuse.deadline)
-    accuse.signature = seat.context.sign(report, seat.context.court_domain)
-    return accuse
+    signature = seat.context.sign(report_of(accuse, case, seat.context.account), seat.context.court_domain)
+    return pb.ReportQuery(evidence_hash=accuse.evidence_hash, signature=signature)
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +96,7 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
 
                 tamper(one.mesh.workers[ACCUSED], change)
                 answer = await driver._work(sessions[ACCUSED], 1, held, pb.LOSS, None)
-                reference = await driver._recompute(1, held, pb.LOSS)
+                reference = await driver._recompute(1, held, answer)
                 assert isinstance(reference, Recomputed)
                 assert answer.forward is not None
                 comparison = answer.against(reference, one.seat.context.tolerance)[0][1]
@@ -122,9 +117,14 @@ class Bench:
         self.accuser, self.judge = self.mesh.seat(0), self.mesh.seat(1)
         self.judge.weights.genesis()
 
-    def judged(self, accuse: pb.Accuse) -> pb.ReportSignature:
+    def judged(self, accuse: pb.Accuse, query: pb.ReportQuery | None = None) -> pb.ReportSignature:
+        """Question, reveal, and the request for the signature, in earnest (or ``query``)."""
+        account, cosigner = self.accuser.context.account, self.judge.cosigner
         try:
-            found = asyncio.run(self.judge.accuser.answer(self.accuser.context.account, accuse))
+            asyncio.run(cosigner.judge(account, accuse))
+            revealed = cosigner.reveal(account, pb.RevealQuery(evidence_hash=accuse.evidence_hash))
+            found = asyncio.run(cosigner.sign(account, query or reported(self.accuser, self.mesh, accuse)))
+            assert found.agrees == revealed.agrees
         except (ProtocolError, ValueError) as error:
             found = pb.ReportSignature(agrees=False, reason=str(error))
         return found
@@ -137,7 +137,7 @@ class Bench:
         return found.reason
 
     def repacked(self, accuse: pb.Accuse, change: Callable[[Path, dict[str, Any]], None]) -> pb.Accuse:
-        """The bundle after ``change(directory, manifest)``, hashed and signed anew by the accuser."""
+        """The bundle after ``change(directory, manifest)``, hashed anew."""
         directory = self.home / "altered"
         unpack(accuse.bundle, directory)
         manifest = json.loads((directory / "manifest.json").read_text())
@@ -147,7 +147,7 @@ class Bench:
         copy = pb.Accuse()
         copy.CopyFrom(accuse)
         copy.bundle, copy.evidence_hash = pack(directory), blake3.blake3(text).digest()
-        return signed(self.accuser, self.mesh, copy)
+        return copy
 
 
 @pytest.fixture
@@ -285,7 +285,7 @@ def test_an_accusation_that_does_not_fit_its_bundle_is_never_cosigned(
     accuse = pb.Accuse()
     accuse.CopyFrom(case.guilty)
     setattr(accuse, field, value)
-    bench.refused(signed(bench.accuser, bench.mesh, accuse))
+    bench.refused(accuse)
 
 
 @pytest.mark.parametrize("cut", [1, 512, 1024, 5000])
@@ -297,11 +297,11 @@ def test_a_bundle_that_is_cut_short_is_never_cosigned(bench: Bench, case: Case, 
 
 
 def test_an_accusation_that_its_accuser_did_not_sign_is_never_cosigned(bench: Bench, case: Case) -> None:
-    for signature in (b"", bytes(65), case.innocent.signature):
-        accuse = pb.Accuse()
-        accuse.CopyFrom(case.guilty)
-        accuse.signature = signature
-        found = bench.judged(accuse)
+    other = reported(bench.accuser, bench.mesh, case.innocent).signature
+    strange = reported(bench.mesh.seat(2), bench.mesh, case.guilty).signature
+    for signature in (b"", bytes(65), other, strange):
+        query = pb.ReportQuery(evidence_hash=case.guilty.evidence_hash, signature=signature)
+        found = bench.judged(case.guilty, query)
         assert not found.agrees
         assert not found.signature
 
@@ -323,7 +323,7 @@ def test_a_frame_that_another_slot_signed_does_not_convict_this_one(bench: Bench
     self_digest: list[bytes] = []
     accuse = bench.repacked(case.guilty, change)
     accuse.slot, accuse.commitment_hash = 4, self_digest[0]
-    assert "signer" in bench.refused(signed(bench.accuser, bench.mesh, accuse))
+    assert "signer" in bench.refused(accuse)
 
 
 def test_the_same_files_have_the_same_evidence_hash(bench: Bench, case: Case) -> None:

@@ -147,7 +147,7 @@ def test_a_wrong_frame_that_its_driver_waved_through_becomes_a_case(tmp_path: Pa
 
     assert train(m, change) == [None, None, None]
     assert "WRONG" in outcomes(m)
-    assert m.court.reports == [(1, 2)]
+    assert m.court.reports == [(1, 3)]
     offences = [seat.payroll.offences for seat in m.seats]
     assert offences[0].keys() == {(1, 1)} and offences[0] == offences[1] == offences[2]
     recorded = m.seats[0].docket.quarantined[1, 1].step

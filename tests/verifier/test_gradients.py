@@ -23,14 +23,14 @@ from tests.pipeline.test_catch import quarantined
 from tests.pipeline.test_faults import equals_plain, hostile, multisets, nobody_is_accused, small
 from tests.support.mesh import JOB_ID, Mesh, job_toml, key
 from tests.verifier.rig import DOMAIN, Tamper, small_mesh
-from tests.verifier.test_accuse import Bench, put, signed
+from tests.verifier.test_accuse import Bench, put
 from tests.verifier.test_seats import Council, council
-from verifier.accuse import BAD_COMPUTE
 from verifier.answers import Held
 from verifier.check import audit, gradient, robust
 from verifier.check.check import Screening
 from verifier.check.policy import Policy
 from verifier.check.verdict import Verdict, VerdictKind
+from verifier.cosign import BAD_COMPUTE
 from verifier.evidence import GradientBundle, pack, read_any, replay_bundle, unpack
 from verifier.payroll import payable
 from verifier.step import StepState
@@ -492,11 +492,11 @@ def bench(tmp_path: Path) -> Bench:
 
 
 def test_a_false_sum_is_cosigned_and_kept(bench: Bench, guilty: tuple[pb.Accuse, Path]) -> None:
-    accuse = signed(bench.accuser, bench.mesh, guilty[0])
-    before = bench.judge.accuser.recomputes
+    accuse = guilty[0]
+    before = bench.judge.cosigner.recomputes
     found = bench.judged(accuse)
     assert found.agrees, found.reason
-    assert bench.judge.accuser.recomputes > before
+    assert bench.judge.cosigner.recomputes > before
     (kept,) = bench.home.glob("seat-1/evidence/cosigned*")
     assert replay_bundle(kept).verdict.kind is VerdictKind.VIOLATION
 
@@ -519,7 +519,7 @@ def rewritten(
     copy = bench.repacked(accuse, altered)
     if hashed:
         copy.commitment_hash = hashed[0]
-    return signed(bench.accuser, bench.mesh, copy)
+    return copy
 
 
 HASHES = ("accepted_set", "gradient_hash", "weights_hash")
@@ -596,7 +596,7 @@ def test_an_accusation_that_does_not_fit_its_gradient_is_never_cosigned(
     accuse = pb.Accuse()
     accuse.CopyFrom(guilty[0])
     setattr(accuse, field, value)
-    bench.refused(signed(bench.accuser, bench.mesh, accuse))
+    bench.refused(accuse)
 
 
 def test_the_quarantine_of_a_gradient_is_one_of_bad_compute(guilty: tuple[pb.Accuse, Path], tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from functools import partial
 
 import torch
 from google.protobuf.message import DecodeError
@@ -30,6 +31,7 @@ from verifier.check import audit
 from verifier.check.tolerance import compare_sketch
 from verifier.check.verdict import VerdictKind
 from verifier.context import SeatContext
+from verifier.cosign import Cosigner
 from verifier.evidence.recompute import Claim, judge
 from verifier.peers import Peers
 from verifier.recompute import Recomputer
@@ -51,6 +53,7 @@ class CrossAudits:
         weights: WeightsStore,
         recomputer: Recomputer,
         data_hashes: Callable[[int, int], frozenset[bytes]],
+        cosigner: Cosigner,
         accuse: Callable[[AuditOffence], None],
         told: Callable[[Draw, Found], None],
         claimed: Callable[[Fault, str], None],
@@ -77,6 +80,8 @@ class CrossAudits:
             FaultKind.UNSERVED_UPDATE: self._look_again,
             FaultKind.WRONG_UPDATE: self._look_again,
             FaultKind.LAZY_AUDIT: self._was_lazy,
+            FaultKind.RUBBER_STAMP: partial(self._is_proved, cosigner.proves_rubber_stamp),
+            FaultKind.FALSE_ALARM: partial(self._is_proved, cosigner.proves_false_alarm),
         }
         self._untold: dict[bytes, pb.Audited] = {}
         self._updates: dict[tuple[int, int], AgreedUpdate] = {}
@@ -165,6 +170,16 @@ class CrossAudits:
         if found.offence is not None:
             self._accuse(found.offence)
         return False
+
+    async def _is_proved(
+        self, proves: Callable[[bytes, str], tuple[int, bytes]], fault: Fault, evidence: bytes
+    ) -> bool:
+        """``proves(evidence, accused)`` says what the evidence is about: step and subject."""
+        try:
+            return await asyncio.to_thread(proves, evidence, fault.seat) == (fault.step, fault.subject)
+        except ProtocolError as error:
+            log.info("the evidence against seat %s proves no %s: %s", fault.seat, fault.kind.name, error)
+            return False
 
     # ---- serving
 
