@@ -261,6 +261,21 @@ def _blend(old: Array, new: Array, beta: float, mixed: Array) -> float:
     return total
 
 
+def _products(g: Array, o: Array, m: Array) -> tuple[float, float, float, float, float, float]:
+    """Compiled by numba: sums over three arrays [n]."""
+    gg = go = oo = gm = mm = apart = 0.0
+    for i in range(g.shape[0]):
+        a, b, c = np.float64(g[i]), np.float64(o[i]), np.float64(m[i])
+        change = a - b
+        gg += a * a
+        go += a * b
+        oo += b * b
+        gm += a * c
+        mm += c * c
+        apart += change * change
+    return gg, go, oo, gm, mm, apart
+
+
 def _middle(values: Array, count: int) -> float:
     """Median of the first ``count`` values, by selection; reorders them."""
     half = count // 2
@@ -348,7 +363,7 @@ def _compile() -> bool:
             return njit(nogil=True, fastmath=relaxed)(function)
 
     # The order matters: a compiled function calls those above it.
-    for function in (_middle, _row, _project, _exchange, _sort_columns, _pass, _sliced, _fit):
+    for function in (_middle, _row, _products, _project, _exchange, _sort_columns, _pass, _sliced, _fit):
         globals()[function.__name__] = build(function, {"reassoc", "contract", "nsz"})
     globals()["_blend"] = build(_blend, {"reassoc", "nsz"})  # not contracted: the same bits as without numba
     return True
@@ -393,6 +408,20 @@ def blend(old: Array, new: Array, beta: float) -> Array | None:
     mixed = np.empty_like(old)
     total = _blend(old.reshape(-1), new.reshape(-1), beta, mixed.reshape(-1))
     return mixed if math.isfinite(total) else None
+
+
+def products(g: Array, o: Array, m: Array) -> tuple[float, float, float, float, float, float]:
+    """g g, g o, o o, g m, m m and (g - o)^2, summed in float64 over [n]; not finite where an element is not."""
+    if COMPILED and g.dtype == o.dtype == m.dtype == np.float32:
+        found: tuple[float, float, float, float, float, float] = _products(g, o, m)
+        return found
+    with np.errstate(over="ignore", invalid="ignore"):
+        a, b, c = (one.astype(np.float64) for one in (g, o, m))
+        apart = a - b
+        gg, go, oo, gm, mm, apart2 = (
+            float(x.dot(y)) for x, y in ((a, a), (a, b), (b, b), (a, c), (c, c), (apart, apart))
+        )
+    return gg, go, oo, gm, mm, apart2
 
 
 @dataclass(frozen=True, slots=True)
