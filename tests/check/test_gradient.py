@@ -255,7 +255,7 @@ def test_all_replicas_at_once_is_one_after_the_other() -> None:
 
 def test_the_shape_of_most_is_due_where_no_average_says_it() -> None:
     engine = Engine(POLICY, 1, 0)
-    sums = {0: (torch.ones(7), 1), 1: (torch.ones(9), 1), 2: (torch.ones(9), 2), 3: (torch.ones(9).double(), 1)}
+    sums = {0: (torch.ones(7), 1), 1: (torch.ones(9), 1), 2: (torch.full((9,), 2.0), 2), 3: (torch.ones(9).double(), 1)}
     found = engine.screen_gradients(0, sums)
     assert [found[slot].verdict.reason[:5] for slot in (0, 3)] == ["shape", "dtype"]
     assert found[1].verdict.kind is VerdictKind.ACCEPT
