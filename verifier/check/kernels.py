@@ -24,8 +24,8 @@ NUM_DIRECTIONS = 8
 
 @dataclass(slots=True)
 class Moments:
-    """Sums over one frame x [B, T, D] with counterpart y [B, T, D] and EMA m [T, D] (0 where absent). Never changed, and
-    not frozen only because that would cost every frame a call for each field."""
+    """Sums over one frame x [B, T, D] with counterpart y [B, T, D] and EMA m [T, D] (0 where absent). Never changed;
+    not frozen, because that costs every frame a call for each field."""
 
     out2: float  # sum of x^2
     l1: float  # sum of |x - m|
