@@ -21,7 +21,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 export HARDHAT_DISABLE_TELEMETRY := true
 
 .PHONY: help setup setup-dev contracts demo bench bench-detect test test-fast test-contracts test-python
-.PHONY: check check-python check-tree check-contracts check-generated fmt proto abi clean
+.PHONY: fuzz check check-python check-tree check-contracts check-generated fmt proto abi clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{ printf "  make %-14s%s\n", $$1, $$2 }'
@@ -103,6 +103,9 @@ test-python: setup-dev
 
 test-fast: setup-dev ## the Python tests that need no chain and no second process
 	@$(BIN)/python -m pytest -rfE -m 'not e2e and not chain' $(PYTEST_ARGS)
+
+fuzz: setup-dev ## fuzz the codec and the check until stopped, or as ARGS says, e.g. make fuzz ARGS='frames -max_total_time=600'
+	@$(BIN)/python -m tests.fuzz.run $(or $(ARGS),frames)
 
 # ---- check
 

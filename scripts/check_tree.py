@@ -26,7 +26,8 @@ HOSTS = {
     "www.apache.org",  # the licence
     "www.w3.org",  # the name of the SVG namespace
 }
-PIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9.+!]+")
+MARKER = r"""[a-z_]+ (?:==|<) "[A-Za-z0-9._]+\""""
+PIN = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9.+!]+(?:; {MARKER}(?: and {MARKER})*)?")
 
 
 def tracked(root: Path = ROOT) -> list[Path]:
@@ -70,7 +71,7 @@ def problems_of_npm_lock(text: str) -> Iterator[str]:
 
 
 def problems_of_pip_lock(name: str, text: str) -> Iterator[str]:
-    """What is wrong with a requirements/*.lock: exact versions only, sorted, each once."""
+    """What is wrong with a requirements/*.lock: exact versions only, each once; some for certain machines only."""
     lines = text.split("\n")[:-1]
     yield from (f"{name}: {line!r} is not NAME==VERSION" for line in lines if not PIN.fullmatch(line))
     names = [re.sub(r"[-_.]+", "-", line.split("==")[0]).lower() for line in lines]

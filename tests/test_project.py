@@ -34,7 +34,7 @@ MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 def names(text: str) -> set[str]:
     """Normalised package names of a requirements file."""
     lines = [line.split("#")[0].strip() for line in text.splitlines()]
-    return {re.sub(r"[-_.]+", "-", re.split(r"[=<>\[]", line)[0]).lower() for line in lines if line}
+    return {re.sub(r"[-_.]+", "-", re.split(r"[=<>\[;]", line)[0]).lower() for line in lines if line}
 
 
 def test_no_tracked_file_names_this_machine_or_a_registry() -> None:
@@ -76,6 +76,8 @@ def test_lock_files_with_faults_are_found() -> None:
     assert list(check_tree.problems_of_pip_lock("x.lock", "a==1\nb>=2\n"))
     assert list(check_tree.problems_of_pip_lock("x.lock", "a_b==1\na-b==2\n"))
     assert not list(check_tree.problems_of_pip_lock("x.lock", "a==1\nb==2.0+cpu\n"))
+    for marker, wrong in [('python_version < "3.14"', False), ('extra == "x" and a < "1"', False), ("anything", True)]:
+        assert bool(list(check_tree.problems_of_pip_lock("x.lock", f"a==1; {marker}\n"))) == wrong
     lock = '{"packages": {"": {}, "node_modules/a": {"version": "1", "resolved": "https://r.example/a.tgz"}}}'
     assert len(list(check_tree.problems_of_npm_lock(lock))) == 2
 

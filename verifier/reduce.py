@@ -34,6 +34,7 @@ from verifier.check.verdict import Verdict, VerdictKind
 from verifier.context import SeatContext
 from verifier.driver import Driver
 from verifier.meter import Meter
+from verifier.recording.recorder import GivenSum
 from verifier.relay import Relay, WorkerSession
 from verifier.step import SlotSession, StepState, parts_of, union_of
 from verifier.telling import Teller
@@ -261,7 +262,22 @@ class Reducer:
                 await self._exclude(state, one.key, Lost(one.problem, one.claim))
             return not wrong
         with self._meter.section("check"):
-            self._judged.screenings = self._screened(handed)
+            sums = {one.entry.slot: (one.flat, one.entry.count) for one in handed}
+            self._driver.recorder.gradients(
+                self.stage,
+                [
+                    GivenSum(
+                        slot=one.entry.slot,
+                        count=one.entry.count,
+                        flat=one.flat,
+                        digest=one.signed.digest,
+                        problem=one.problem,
+                        cleared=one.content in self._judged.cleared,
+                    )
+                    for one in handed
+                ],
+            )
+            self._judged.screenings = self._driver.engine.screen_gradients(self.stage, sums)
         warm = state.step < self.context.spec.verification.warmup_steps
         share = audit.gradient_share_ppm(policy, in_warmup=warm)
         # The worst first: when it is out, the others' mean says more about the rest.
@@ -275,28 +291,6 @@ class Reducer:
                 return False
             self._judged.cleared.add(one.content)
         return True
-
-    def _screened(self, handed: list[Handed]) -> dict[int, Screening]:
-        """Slot -> screening of its mean gradient against the mean of the others' means."""
-        by_slot = {one.entry.slot: one for one in handed}
-        means = {slot: one.flat / max(one.entry.count, 1) for slot, one in by_slot.items()}
-        finite = [slot for slot, mean in sorted(means.items()) if all_finite(mean)]
-        found = {}
-        for slot, mean in means.items():
-            rest = [means[other] for other in finite if other != slot]
-            others = None
-            if rest:
-                others = rest[0].clone()
-                for one in rest[1:]:
-                    others += one
-                others /= len(rest)
-            mine = by_slot[slot]
-            known = mine.content in self._judged.cleared
-            self._driver.recorder.gradient(
-                (self.stage, slot), mine.signed.digest, mean, others, problem=mine.problem, cleared=known
-            )
-            found[slot] = self._driver.engine.screen_gradient(self.stage, slot, mean, others)
-        return found
 
     def _order(self, one: Handed) -> tuple[bool, bool, float, int]:
         """Sums that contradict themselves, then suspects by how far they lie outside their fences."""

@@ -134,7 +134,7 @@ class Rehearsal:
             "recompute": self._recompute,
             "recompute lost": self._recompute_lost,
             "lost": self._lost,
-            "gradient": self._gradient,
+            "gradients": self._gradients,
             "whole": self._whole,
             "charged": self._charged,
             "gradient accepted": self._gradient_accepted,
@@ -387,17 +387,21 @@ class Rehearsal:
 
     # ---- stage gradients
 
-    def _gradient(self, line: Line) -> None:
-        where = stage, slot = self._where(line)
+    def _gradients(self, line: Line) -> None:
+        stage, rows = _count(line, "stage"), {_count(one, "slot"): one for one in line["sums"]}
+        if stage >= self.head.stages or not 0 < len(rows) == len(line["sums"]):
+            raise ValueError(f"each replica's sum of stage {stage} once")
         shape = (self._size(stage),)
-        mean, others = self._reader.tensor(line["mean"], shape), self._maybe(line["others"], shape)
-        screening = self._screenings[where] = self._engine.screen_gradient(stage, slot, mean, others)
+        sums = {slot: (self._reader.tensor(one["sum"], shape), _count(one, "count")) for slot, one in rows.items()}
+        screenings = self._engine.screen_gradients(stage, sums)
         share = gradient_share_ppm(self.head.policy, in_warmup=self._in_warmup)
-        suspect = screening.verdict.kind is not VerdictKind.ACCEPT or bool(_count(line, "problem"))
-        drawn = is_gradient_audited(self._secret, bytes.fromhex(line["digest"]), share)
-        self._due.discard(where)
-        if (suspect or drawn) and not _count(line, "cleared"):
-            self._due.add(where)
+        for slot, one in rows.items():
+            self._screenings[stage, slot] = screening = screenings[slot]
+            suspect = screening.verdict.kind is not VerdictKind.ACCEPT or bool(_count(one, "problem"))
+            drawn = is_gradient_audited(self._secret, bytes.fromhex(one["digest"]), share)
+            self._due.discard((stage, slot))
+            if (suspect or drawn) and not _count(one, "cleared"):
+                self._due.add((stage, slot))
 
     def _whole(self, line: Line) -> None:
         where = stage, slot = self._where(line)

@@ -7,6 +7,7 @@ BLAKE3 over exactly these bytes, so it covers version, dtype, shape and content 
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Sequence
 
@@ -83,7 +84,7 @@ def decode(
             "size", f"{len(data)} bytes do not hold {list(got_shape)} elements of {got_dtype.itemsize} bytes"
         )
     if count == 0:
-        if max(got_shape) > max_bytes:
+        if math.prod(size for size in got_shape if size) > max_bytes:  # torch cannot hold such strides either
             raise ProtocolError("shape", f"{list(got_shape)} is no shape: empty, and larger than any frame")
         return torch.empty(got_shape, dtype=got_dtype)
     return torch.frombuffer(bytearray(data), dtype=got_dtype, offset=HEADER_BYTES).reshape(got_shape)

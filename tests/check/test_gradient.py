@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sentinel_market.errors import ProtocolError
+from verifier.check import kernels
 from verifier.check.engine import Engine
 from verifier.check.gradient import GRADIENT_METRICS, GradientBaseline, accept_gradient, screen_gradient
 from verifier.check.policy import Policy
@@ -226,3 +227,42 @@ def test_anything_gets_a_verdict_and_never_poisons(
     assert baseline.mean.shape == (6,)
     good = torch.randn(6, generator=g)
     assert screen_gradient(baseline, 0, good, None, POLICY).verdict.reason
+
+
+def test_all_replicas_at_once_is_one_after_the_other() -> None:
+    """Longer than one chunk, three finite and one not: that one is suspect and nobody's other."""
+    g, size = torch.Generator().manual_seed(14), 70_001
+    engine = Engine(POLICY, 1, 0)
+    common = torch.randn(size, generator=g)
+    for step in range(8):
+        sums = {slot: (3 * (common + torch.randn(size, generator=g)), 3) for slot in (4, 1, 2, 7)}
+        if step == 5:
+            sums[7][0][-1] = math.inf
+        engine.begin_step(step)
+        found = engine.screen_gradients(0, sums)
+        assert list(found) == [4, 1, 2, 7]
+        means = {slot: total / count for slot, (total, count) in sums.items() if slot != 7 or step != 5}
+        for slot, mean in means.items():
+            others = torch.stack([one for other, one in means.items() if other != slot]).mean(0)
+            alone = engine.screen_gradient(0, slot, mean, others)
+            assert alone.verdict.kind is found[slot].verdict.kind
+            assert found[slot].values == pytest.approx(alone.values, rel=1e-6, abs=1e-6, nan_ok=True)
+        for slot in means:
+            engine.accept_gradient(0, slot, found[slot], sums[4][0] / 3)
+        assert (found[7].verdict.reason[:9] == "nonfinite") == (step == 5)
+    assert not engine.screen_gradients(0, {})
+
+
+def test_the_shape_of_most_is_due_where_no_average_says_it() -> None:
+    engine = Engine(POLICY, 1, 0)
+    sums = {0: (torch.ones(7), 1), 1: (torch.ones(9), 1), 2: (torch.full((9,), 2.0), 2), 3: (torch.ones(9).double(), 1)}
+    found = engine.screen_gradients(0, sums)
+    assert [found[slot].verdict.reason[:5] for slot in (0, 3)] == ["shape", "dtype"]
+    assert found[1].verdict.kind is VerdictKind.ACCEPT
+
+
+def test_products_are_the_same_compiled_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    arrays = [torch.randn(1000, generator=torch.Generator().manual_seed(n)).numpy() for n in range(3)]
+    compiled = kernels.products(*arrays)
+    monkeypatch.setattr(kernels, "COMPILED", False)
+    assert kernels.products(*arrays) == pytest.approx(compiled, rel=1e-12)

@@ -314,7 +314,7 @@ def test_the_screening_is_rederived_from_the_baseline_before(
 def test_a_screening_that_is_made_up_is_named_and_decides_nothing(world: World, tmp_path: Path) -> None:
     bundle = world.bundle(1, FORWARD, lambda t: -t)
     scores = bundle.screening.scores
-    moved = replace(scores[7], value_e6=scores[7].value_e6 + 10)
+    moved = scores[7]._replace(value_e6=scores[7].value_e6 + 10)
     other = replace(bundle.screening, scores=(*scores[:7], moved, *scores[8:]))
     young = replace(world.baselines[1, FORWARD], frames=3)
     for name, changed in (

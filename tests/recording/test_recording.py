@@ -194,8 +194,9 @@ def unexamined(lines: list[Line]) -> None:
     """A sum that contradicts its sketches is added up all the same."""
     accepted = lines[find(lines, **{"in": "gradient accepted"})]
     for line in lines:
-        if line.get("in") == "gradient" and (line["stage"], line["slot"]) == (accepted["stage"], accepted["slot"]):
-            line["problem"] = 1
+        if line.get("in") == "gradients" and line["stage"] == accepted["stage"]:
+            for one in line["sums"]:
+                one["problem"] = int(one["slot"] == accepted["slot"])
 
 
 @pytest.mark.parametrize("change", [score_up, kind, cleared, swapped, unasked, unexamined])

@@ -154,7 +154,7 @@ def test_a_lie_that_no_sketch_sees_is_found_by_an_audit_of_the_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Moved from one row to another so that the signs make it even. Without the draw nothing finds it."""
-    monkeypatch.setattr(gradient, "screen_gradient", _sees_nothing)
+    monkeypatch.setattr(gradient, "screen_gradients", _sees_nothing)
 
     def hidden(worker: Worker, link: SeatLink, given: pb.GradientSum) -> None:
         rows = decode(given.gradient).view(-1, ALIGNMENT)
@@ -179,8 +179,8 @@ def test_a_lie_that_no_sketch_sees_is_found_by_an_audit_of_the_whole(
             equals_plain(mesh)
 
 
-def _sees_nothing(baseline: object, worker: int, mean: object, others: object, policy: Policy) -> Screening:
-    return Screening(Verdict(VerdictKind.ACCEPT, "not looked at"), policy, worker)
+def _sees_nothing(baseline: object, sums: dict[int, object], policy: Policy) -> dict[int, Screening]:
+    return {worker: Screening(Verdict(VerdictKind.ACCEPT, "not looked at"), policy, worker) for worker in sums}
 
 
 def test_a_sum_of_nan_is_convicted(tmp_path: Path) -> None:

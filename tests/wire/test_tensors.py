@@ -95,6 +95,7 @@ def test_a_frame_that_is_cut_or_padded_is_refused(cut: int, extra: int) -> None:
         pytest.param(raw(dims=2, sizes=(2**32, 2**32)), "size", id="2**64 elements, none in 64 bits"),
         pytest.param(raw(dims=2, sizes=(0, 2**63)), "shape", id="0 x 2**63"),
         pytest.param(raw(dims=3, sizes=(0, 2**62, 4)), "shape", id="0 x 2**62 x 4"),
+        pytest.param(raw(dims=4, sizes=(0, 2**29, 2**29, 2**29)), "shape", id="0 x 2**29 thrice"),
     ],
 )
 def test_a_malformed_header_is_refused_with_its_code(data: bytes, code: str) -> None:

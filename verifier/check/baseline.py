@@ -53,10 +53,12 @@ class Window:
 
     def append(self, values: Sequence[float], worker: int, size: int) -> None:
         """One more accepted frame; the window keeps the last ``size``."""
-        row = np.asarray(values, dtype=np.float64).reshape(1, -1)
-        keep = size - 1
-        self.window = np.concatenate((self.window[-keep:], row))
-        self.workers = np.concatenate((self.workers[-keep:], np.asarray([worker], dtype=np.int64)))
+        keep = min(size - 1, len(self.window))
+        window = np.empty((keep + 1, len(values)))
+        window[:keep], window[keep] = self.window[len(self.window) - keep :], values
+        workers = np.empty(keep + 1, dtype=np.int64)
+        workers[:keep], workers[keep] = self.workers[len(self.workers) - keep :], worker
+        self.window, self.workers = window, workers
         self.frames += 1
         self._fit = None
 

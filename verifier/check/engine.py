@@ -161,6 +161,11 @@ class Engine:
         where there is none. A suspect goes to a whole-gradient recompute. Changes nothing."""
         return gradient.screen_gradient(self.gradients[stage], worker, mean_gradient, others_mean, self.policy)
 
+    def screen_gradients(self, stage: int, sums: Mapping[int, tuple[torch.Tensor, int]]) -> dict[int, Screening]:
+        """The same for all replicas of the step at once: worker -> (sum of gradients, float32 [N], how many). Changes
+        nothing."""
+        return gradient.screen_gradients(self.gradients[stage], sums, self.policy)
+
     def accept_gradient(self, stage: int, worker: int, screening: Screening, aggregate: torch.Tensor) -> None:
         """A final ACCEPT of a replica's gradient: fold it in, and once a step (``begin_step``) the aggregate [N]."""
         gradient.accept_gradient(self.gradients[stage], worker, screening, aggregate, self._step)

@@ -26,19 +26,19 @@ def fences(
     """
     scores: list[Score] = []
     crossed: list[int] = []
-    for index, name in enumerate(names):
-        value = values[index]
+    for index, (name, value) in enumerate(zip(names, values, strict=True)):
         if math.isnan(value):
             scores.append(Score(name, 0))
             continue
-        if found.counts[index] < least or name not in floors:
+        floor = floors.get(name)
+        if floor is None or found.counts[index] < least:
             scores.append(Score(name, to_e6(value)))
             continue
-        reach = (0.5 + k(index)) * max(found.spreads[index], floors[name])
+        reach = (0.5 + k(index)) * max(found.spreads[index], floor)
         level, trend = found.levels[index], found.trends[index]
+        value_e6, high = to_e6(value), to_e6(max(level, trend) + reach)
         low = None if name in upper_only else to_e6(min(level, trend) - reach)
-        score = Score(name, to_e6(value), low, to_e6(max(level, trend) + reach))
-        scores.append(score)
-        if score.crossed:
+        scores.append(Score(name, value_e6, low, high))
+        if value_e6 > high or (low is not None and value_e6 < low):
             crossed.append(index)
     return tuple(scores), tuple(crossed)

@@ -9,16 +9,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from statistics import mode
 
 import numpy as np
 import torch
 
 from sentinel_market.errors import ProtocolError
+from sentinel_market.wire.tensors import all_finite
 from verifier.check.baseline import Window
 from verifier.check.check import Screening
 from verifier.check.fences import fences
 from verifier.check.frame import BACKWARD
-from verifier.check.kernels import Array, narrow
+from verifier.check.kernels import Array, as_float32, blend, narrow, products
 from verifier.check.metrics import TINY, log_of
 from verifier.check.policy import Policy
 from verifier.check.structure import FLOATS
@@ -36,7 +38,7 @@ SCALED = 1.7
 OPPOSED = -0.05
 STEADY_ROWS = 8
 LEAST_STEADY = 4
-_CHUNK = 1 << 18
+_CHUNK = 1 << 15  # elements of one replica that are looked at together: three of them fit a core's cache
 
 
 @dataclass(kw_only=True)
@@ -91,30 +93,54 @@ class _Sums:
     mm: float = 0.0
     apart: float = 0.0
 
+    def add(self, g: Array, o: Array | None, m: Array | None) -> None:
+        """Those of one more part [n]."""
+        gg, go, oo, gm, mm, apart = products(g, g if o is None else o, g if m is None else m)
+        self.gg += gg
+        if o is not None:
+            self.go, self.oo, self.apart = self.go + go, self.oo + oo, self.apart + apart
+        if m is not None:
+            self.gm, self.mm = self.gm + gm, self.mm + mm
 
-def _sums(g: torch.Tensor, others: torch.Tensor | None, mean: torch.Tensor | None) -> _Sums:
+
+def _sums(g: Array, others: Array | None, usual: Array | None) -> _Sums:
     found = _Sums()
-    for begin in range(0, g.numel(), _CHUNK):
+    for begin in range(0, g.size, _CHUNK):
         part = slice(begin, begin + _CHUNK)
-        a = g[part].double()
-        found.gg += float(a.dot(a))
-        if others is not None:
-            b = others[part].double()
-            found.go += float(a.dot(b))
-            found.oo += float(b.dot(b))
-            found.apart += float((a - b).square().sum())
-        if mean is not None:
-            c = mean[part].double()
-            found.gm += float(a.dot(c))
-            found.mm += float(c.dot(c))
+        found.add(g[part], None if others is None else others[part], None if usual is None else usual[part])
+    return found
+
+
+def _peers(sums: list[Array], counts: list[int], usual: Array | None) -> list[_Sums]:
+    """Each replica's mean beside the mean of the others' means, all float32 [N], in one sweep: what is made of a chunk
+    stays in the cache."""
+    num = len(sums)
+    found = [_Sums() for _ in sums]
+    means, others = np.empty((num, _CHUNK), dtype=np.float32), np.empty(_CHUNK, dtype=np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):  # a hostile sum may be anything: its products say so
+        for begin in range(0, sums[0].size, _CHUNK):
+            part = slice(begin, begin + _CHUNK)
+            size = sums[0][part].size
+            for row, one, count in zip(means, sums, counts, strict=True):
+                np.divide(one[part], np.float32(max(count, 1)), out=row[:size])
+            m = None if usual is None else usual[part]
+            for index in range(num):
+                rest = [row[:size] for other, row in enumerate(means) if other != index]
+                o = others[:size] if rest else None
+                if o is not None:
+                    o[:] = rest[0]
+                    for row in rest[1:]:
+                        o += row
+                    o /= np.float32(len(rest))
+                found[index].add(means[index, :size], o, m)
     return found
 
 
 def _usable(tensor: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor | None:
-    """A reference that is absent, of another shape or type, or not finite says nothing about this replica."""
+    """A reference that is absent, of another shape or type says nothing about this replica."""
     if tensor is None or tensor.dtype not in FLOATS or tensor.shape != like.shape:
         return None
-    return tensor.detach() if bool(torch.isfinite(tensor).all()) else None
+    return tensor.detach().cpu()
 
 
 def _cosine(dot: float, a2: float, b2: float) -> float:
@@ -139,28 +165,82 @@ def screen_gradient(
 ) -> Screening:
     """Judge a replica's mean gradient [N]; ``others`` [N]: the mean of the other replicas' means, None where there is
     no other. Pure, and never raises for anything a worker can send."""
-    in_warmup = baseline.frames < policy.warmup_frames
-
-    def plain(kind: VerdictKind, reason: str) -> Screening:
-        return Screening(Verdict(kind, reason), policy, worker, in_warmup=in_warmup)
-
-    if gradient.dtype not in FLOATS:
-        return plain(VerdictKind.SUSPECT, f"dtype: {gradient.dtype} is no floating-point type")
     due = others.shape if others is not None else None if baseline.mean is None else baseline.mean.shape
+    problem = _structure(gradient, due)
+    if problem:
+        return _plain(baseline, worker, policy, VerdictKind.SUSPECT, problem)
+    o = _usable(others, gradient)
+    usual = _usable(None if baseline.mean is None else torch.from_numpy(baseline.mean), gradient)
+    arrays = [None if one is None else _array(one) for one in (gradient, o, usual)]
+    assert arrays[0] is not None
+    return _judge(baseline, worker, _sums(arrays[0], arrays[1], arrays[2]), o is not None, usual is not None, policy)
+
+
+def screen_gradients(
+    baseline: GradientBaseline, sums: Mapping[int, tuple[torch.Tensor, int]], policy: Policy
+) -> dict[int, Screening]:
+    """Judge all replicas of a step: worker -> (sum of its microbatches' gradients, float32 [N], their number). Each
+    one's mean is held against the mean of the others' means; a sum that is not finite is nobody's other.
+
+    Pure, and never raises for anything a worker can send.
+    """
+    shapes = [one.shape for one, _ in sums.values()] if baseline.mean is None else [baseline.mean.shape]
+    due = mode(shapes) if shapes else None
+    found, left = {}, {}
+    for worker, (total, count) in sums.items():
+        problem = _structure(total, due)
+        if not problem and total.dtype != torch.float32:
+            problem = f"dtype: {total.dtype} where float32 is due"
+        if problem:
+            found[worker] = _plain(baseline, worker, policy, VerdictKind.SUSPECT, problem)
+        else:
+            left[worker] = (as_float32(total), count)
+    while left:
+        made = _peers([one for one, _ in left.values()], [count for _, count in left.values()], baseline.mean)
+        broken = any(not math.isfinite(one.gg) for one in made)
+        for worker, one in zip(list(left), made, strict=True):
+            if not broken or not math.isfinite(one.gg):  # beside a broken one the others' mean is broken too
+                found[worker] = _judge(baseline, worker, one, len(made) > 1, baseline.mean is not None, policy)
+                del left[worker]
+    return {worker: found[worker] for worker in sums}
+
+
+def _structure(gradient: torch.Tensor, due: torch.Size | tuple[int, ...] | None) -> str:
+    """What is wrong with shape and type; "" if nothing."""
+    if gradient.dtype not in FLOATS:
+        return f"dtype: {gradient.dtype} is no floating-point type"
     if gradient.dim() != 1 or not gradient.numel() or (due is not None and gradient.shape != due):
-        expected = "[N]" if due is None else list(due)
-        return plain(VerdictKind.SUSPECT, f"shape: a gradient of {list(gradient.shape)} where {expected} is due")
-    g = gradient.detach().cpu()
-    if not bool(torch.isfinite(g).all()):
-        return plain(VerdictKind.SUSPECT, "nonfinite: NaN or Inf in the gradient")
+        return f"shape: a gradient of {list(gradient.shape)} where {'[N]' if due is None else list(due)} is due"
+    return ""
+
+
+def _array(tensor: torch.Tensor) -> Array:
+    """As float32 where it is, else as float64: nothing is cut."""
+    wide = tensor.detach().cpu()
+    found: Array = (wide if wide.dtype == torch.float32 else wide.double()).numpy()
+    return found
+
+
+def _plain(baseline: GradientBaseline, worker: int, policy: Policy, kind: VerdictKind, reason: str) -> Screening:
+    return Screening(Verdict(kind, reason), policy, worker, in_warmup=baseline.frames < policy.warmup_frames)
+
+
+def _judge(
+    baseline: GradientBaseline, worker: int, sums: _Sums, has_others: bool, has_mean: bool, policy: Policy
+) -> Screening:
+    if not math.isfinite(sums.gg):
+        reason = "nonfinite: NaN or Inf in the gradient, or a norm that leaves the range of numbers"
+        return _plain(baseline, worker, policy, VerdictKind.SUSPECT, reason)
     if not policy.screens:
-        return plain(VerdictKind.ACCEPT, "policy none: structure only")
-    o = _usable(others, g)
-    usual = _usable(None if baseline.mean is None else torch.from_numpy(baseline.mean), g)
-    sums = _sums(g, o, usual)
-    if not all(math.isfinite(v) for v in (sums.gg, sums.oo, sums.mm, sums.apart)):
-        return plain(VerdictKind.SUSPECT, "nonfinite: the gradient's norm leaves the range of numbers")
-    values = gradient_metrics(sums, has_others=o is not None, has_mean=usual is not None)
+        return _plain(baseline, worker, policy, VerdictKind.ACCEPT, "policy none: structure only")
+    # a reference that is not finite says nothing about this replica
+    has_others, has_mean = has_others and math.isfinite(sums.oo), has_mean and math.isfinite(sums.mm)
+    if has_others and not math.isfinite(sums.apart):
+        return _plain(
+            baseline, worker, policy, VerdictKind.SUSPECT, "nonfinite: the gradient's norm leaves the range of numbers"
+        )
+    in_warmup = baseline.frames < policy.warmup_frames
+    values = gradient_metrics(sums, has_others=has_others, has_mean=has_mean)
     scores, crossed = fences(
         GRADIENT_METRICS,
         values,
@@ -173,7 +253,7 @@ def screen_gradient(
         steady = _steady(baseline, worker, values, policy)
         crossed += tuple(len(scores) + i for i, score in enumerate(steady) if score.crossed)
         scores += steady
-    absolute = _absolute(sums, o is not None, in_warmup)
+    absolute = _absolute(sums, has_others, in_warmup)
     if absolute:
         verdict = Verdict(VerdictKind.SUSPECT, absolute, scores)
     elif crossed:
@@ -233,13 +313,14 @@ def accept_gradient(
 def _fold(baseline: GradientBaseline, aggregate: torch.Tensor, beta: float) -> bool:
     if aggregate.dim() != 1 or not aggregate.numel() or aggregate.dtype not in FLOATS:
         return False
-    if not bool(torch.isfinite(aggregate).all()):
-        return False
-    new = narrow(aggregate.detach().cpu().double().numpy())
-    old = baseline.mean
+    new, old = aggregate.detach().cpu(), baseline.mean
     if old is not None and old.shape != new.shape:
         return False
+    if not all_finite(new):
+        return False
+    if new.dtype != torch.float32:
+        new = torch.from_numpy(narrow(new.double().numpy()))
     beta = min(beta, baseline.updates / (baseline.updates + 1))
-    # each share is within float32's range and so is their sum
-    baseline.mean = new if old is None else np.float32(beta) * old + np.float32(1.0 - beta) * new
+    # each share is within float32's range and so is their sum; a copy, for the aggregate is the caller's
+    baseline.mean = new.numpy().copy() if old is None else blend(old, as_float32(new), beta)
     return True

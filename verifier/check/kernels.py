@@ -22,9 +22,10 @@ NUM_ROWS = 64  # sampled rows for the sliced Wasserstein distance; on all rows i
 NUM_DIRECTIONS = 8
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Moments:
-    """Sums over one frame x [B, T, D] with counterpart y [B, T, D] and EMA m [T, D] (0 where absent)."""
+    """Sums over one frame x [B, T, D] with counterpart y [B, T, D] and EMA m [T, D] (0 where absent). Never changed;
+    not frozen, because that costs every frame a call for each field."""
 
     out2: float  # sum of x^2
     l1: float  # sum of |x - m|
@@ -131,8 +132,9 @@ def _row(x_row: Array, y_row: Array, m_row: Array) -> tuple[float, float, float,
 
 def _pass(
     x: Array, y: Array, has_in: bool, m: Array, has_ema: bool, mean: Array, change_mean: Array
-) -> tuple[float, float, float, float, float, float, float, float, float, float, float]:
-    """Compiled by numba: x, y [B, T, D], m, mean [T, D], change_mean [D] float64, zero.
+) -> tuple[tuple[float, float, float, float, float, float, float, float, float, float, float], float]:
+    """Compiled by numba: x, y [B, T, D], m, mean [T, D], change_mean [D] float32. Returns the sums of ``Moments``, and
+    that of the mean changes, which is not finite where one of them left float32's range on the way.
 
     An absent array is replaced by the frame itself, and its sums are dropped at the end: one loop for every case.
     """
@@ -141,6 +143,7 @@ def _pass(
     mean2 = mean_dot = 0.0
     share = np.float32(1.0 / batch)
     change_row = np.zeros(width, dtype=np.float32)
+    change_sum = np.zeros(width)
     for t in range(tokens):
         mean_row = mean[t]
         mean_row[:] = np.float32(0.0)
@@ -168,7 +171,7 @@ def _pass(
                     change_row[d] += x_row[d] - y_row[d]
                 if b % 16 == 15 or b == batch - 1:  # few enough for float32: 16 roundings of 6e-8
                     for d in range(width):
-                        change_mean[d] += change_row[d]
+                        change_sum[d] += change_row[d]
                     change_row[:] = np.float32(0.0)
         if has_ema:
             row_mean2, row_m2, row_dot, _, _, _, _ = _row(mean_row, m[t], mean_row)
@@ -181,9 +184,12 @@ def _pass(
         in2 = change2 = cosines = 0.0
     if not has_ema:
         l1 = l2 = flips = 0.0
+    total = 0.0
     for d in range(width):
-        change_mean[d] /= batch * tokens
-    return out2, l1, l2, ema2, flips, norms, log_norms, in2, change2, cosines, align
+        change_sum[d] /= batch * tokens
+        total += change_sum[d]
+        change_mean[d] = np.float32(min(max(change_sum[d], -_LARGEST), _LARGEST))
+    return (out2, l1, l2, ema2, flips, norms, log_norms, in2, change2, cosines, align), total
 
 
 def _project(row: Array, directions: Array, found: Array) -> None:
@@ -259,6 +265,21 @@ def _blend(old: Array, new: Array, beta: float, mixed: Array) -> float:
     for i in range(old.shape[0]):
         total += np.float64(mixed[i])
     return total
+
+
+def _products(g: Array, o: Array, m: Array) -> tuple[float, float, float, float, float, float]:
+    """Compiled by numba: sums over three arrays [n]."""
+    gg = go = oo = gm = mm = apart = 0.0
+    for i in range(g.shape[0]):
+        a, b, c = np.float64(g[i]), np.float64(o[i]), np.float64(m[i])
+        change = a - b
+        gg += a * a
+        go += a * b
+        oo += b * b
+        gm += a * c
+        mm += c * c
+        apart += change * change
+    return gg, go, oo, gm, mm, apart
 
 
 def _middle(values: Array, count: int) -> float:
@@ -348,7 +369,7 @@ def _compile() -> bool:
             return njit(nogil=True, fastmath=relaxed)(function)
 
     # The order matters: a compiled function calls those above it.
-    for function in (_middle, _row, _project, _exchange, _sort_columns, _pass, _sliced, _fit):
+    for function in (_middle, _row, _products, _project, _exchange, _sort_columns, _pass, _sliced, _fit):
         globals()[function.__name__] = build(function, {"reassoc", "contract", "nsz"})
     globals()["_blend"] = build(_blend, {"reassoc", "nsz"})  # not contracted: the same bits as without numba
     return True
@@ -367,8 +388,8 @@ def _columns(directions: Array) -> Array:
 def moments_numba(x: Array, y: Array | None, ema: Array | None, directions: Array) -> Moments:
     """The fast path (works, slowly, without numba too)."""
     mean = np.empty(x.shape[1:], dtype=np.float32)
-    change_mean = np.zeros(x.shape[2], dtype=np.float64)
-    sums = _pass(
+    change_mean = np.empty(x.shape[2], dtype=np.float32)
+    sums, total = _pass(
         x,
         _NOTHING_3 if y is None else y,
         y is not None,
@@ -380,9 +401,10 @@ def moments_numba(x: Array, y: Array | None, ema: Array | None, directions: Arra
     sliced = 0.0
     if ema is not None:
         sliced = _sliced(x, ema, sampled_rows(x.shape[1], x.shape[0]), _columns(directions))
-    if y is not None and not math.isfinite(change_mean.sum()) and math.isfinite(sums[0]) and math.isfinite(sums[7]):
-        change_mean = (x.astype(np.float64) - y).mean(axis=(0, 1))  # x - y left float32's range: rare, so slowly
-    return Moments(*sums, sliced=sliced, mean=mean, change_mean=narrow(change_mean))
+    if not math.isfinite(total) and math.isfinite(sums[0]) and math.isfinite(sums[7]):  # rare, so slowly
+        assert y is not None, "without a counterpart nothing was added up"
+        change_mean = narrow((x.astype(np.float64) - y).mean(axis=(0, 1)))
+    return Moments(*sums, sliced, mean, change_mean)
 
 
 moments = moments_numba if COMPILED else moments_torch
@@ -395,6 +417,20 @@ def blend(old: Array, new: Array, beta: float) -> Array | None:
     return mixed if math.isfinite(total) else None
 
 
+def products(g: Array, o: Array, m: Array) -> tuple[float, float, float, float, float, float]:
+    """g g, g o, o o, g m, m m and (g - o)^2, summed in float64 over [n]; not finite where an element is not."""
+    if COMPILED and g.dtype == o.dtype == m.dtype == np.float32:
+        found: tuple[float, float, float, float, float, float] = _products(g, o, m)
+        return found
+    with np.errstate(over="ignore", invalid="ignore"):
+        a, b, c = (one.astype(np.float64) for one in (g, o, m))
+        apart = a - b
+        gg, go, oo, gm, mm, apart2 = (
+            float(x.dot(y)) for x, y in ((a, a), (a, b), (b, b), (a, c), (c, c), (apart, apart))
+        )
+    return gg, go, oo, gm, mm, apart2
+
+
 @dataclass(frozen=True, slots=True)
 class Fit:
     """What a window says about the next value of each metric; four lists of M numbers, see ``_fit``."""
@@ -402,20 +438,21 @@ class Fit:
     levels: list[float]
     trends: list[float]
     spreads: list[float]
-    counts: list[int]
+    counts: list[float]
 
 
 def fit(window: Array) -> Fit:
     """Summarise a window [n, M]."""
     num_metrics = window.shape[1]
-    levels, trends, spreads = np.zeros(num_metrics), np.zeros(num_metrics), np.zeros(num_metrics)
-    counts = np.zeros(num_metrics, dtype=np.int64)
+    table = np.zeros((4, num_metrics))
     if window.shape[0]:
-        _fit(window, levels, trends, spreads, counts)
-    return Fit(levels.tolist(), trends.tolist(), spreads.tolist(), counts.tolist())
+        _fit(window, table[0], table[1], table[2], table[3])
+    return Fit(*table.tolist())
 
 
 def as_float32(tensor: torch.Tensor) -> Array:
     """A contiguous float32 array of a CPU tensor, without a copy where it already is one."""
-    flat: Array = tensor.detach().to(device="cpu", dtype=torch.float32).contiguous().numpy()
+    if tensor.dtype is not torch.float32 or not tensor.is_contiguous() or not tensor.is_cpu:
+        tensor = tensor.to(device="cpu", dtype=torch.float32).contiguous()
+    flat: Array = tensor.detach().numpy()
     return flat

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import torch
 
-from verifier.check.kernels import Array, Moments
+from verifier.check.kernels import Array, Moments, products
 
 TINY = 1e-30
 ABSENT = math.nan
@@ -38,9 +37,8 @@ def frame_metrics(
         gain = log_of(root(moments.out2) / length_in)
         shift = log_of(root(moments.change2) / length_in)
         if change is not None:
-            usual = change.astype(np.float64)
-            apart = moments.change_mean - usual
-            drift = log_of(root(apart.dot(apart)) / max(root(usual.dot(usual)), TINY))
+            _, _, usual2, _, _, apart2 = products(moments.change_mean, change, change)
+            drift = log_of(root(apart2) / max(root(usual2), TINY))
     rms = log_of(root(moments.out2 / elements))
     # geometric over arithmetic mean of the token norms: 0 if all tokens are equally long; noise fills up the short ones
     even = moments.log_norms / num_tokens - log_of(moments.norms / num_tokens)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from sentinel_market.errors import ProtocolError
 
@@ -27,8 +28,7 @@ class VerdictKind(StrEnum):
     INCONCLUSIVE = "INCONCLUSIVE"
 
 
-@dataclass(frozen=True, slots=True)
-class Score:
+class Score(NamedTuple):  # a dozen for each frame: a tuple is made in a third of the time of a frozen dataclass
     """One metric x 1e6 and the fence it was held against (None: no fence on that side, or none yet)."""
 
     metric: str

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,6 +31,19 @@ log = logging.getLogger("verifier")
 
 DEFAULT_MAX_BYTES = 4_096_000_000
 _Tensor = torch.Tensor | bytes | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GivenSum:
+    """A replica's ``flat`` [N] sum of ``count`` gradients. ``digest``: of what was signed; ``problem``: how the sum
+    contradicts its sketches; ``cleared``: recomputed before in this step."""
+
+    slot: int
+    count: int
+    flat: torch.Tensor
+    digest: bytes
+    problem: str
+    cleared: bool
 
 
 class Recorder:
@@ -70,18 +83,8 @@ class Recorder:
     def lost(self, slot: int, stage: int) -> None:
         """A unit of work never came back."""
 
-    def gradient(
-        self,
-        where: tuple[int, int],
-        digest: bytes,
-        mean: torch.Tensor,
-        others: torch.Tensor | None,
-        *,
-        problem: str,
-        cleared: bool,
-    ) -> None:
-        """The mean gradient [N] of ``where`` = (stage, slot) is about to be screened. ``digest``: of what was signed;
-        ``problem``: how the sum contradicts its sketches; ``cleared``: recomputed before in this step."""
+    def gradients(self, stage: int, sums: Sequence[GivenSum]) -> None:
+        """The sums of all replicas of a stage are about to be screened."""
 
     def whole(
         self,
@@ -262,18 +265,22 @@ class DirectoryRecorder(Recorder):
     def lost(self, slot: int, stage: int) -> None:
         self._take("lost", {"slot": slot, "stage": stage})
 
-    def gradient(
-        self,
-        where: tuple[int, int],
-        digest: bytes,
-        mean: torch.Tensor,
-        others: torch.Tensor | None,
-        *,
-        problem: str,
-        cleared: bool,
-    ) -> None:
-        fields: Told = {"digest": digest.hex(), "problem": int(bool(problem)), "cleared": int(cleared)}
-        self._take("gradient", {**_at(where), **fields}, mean=mean, others=others)
+    def gradients(self, stage: int, sums: Sequence[GivenSum]) -> None:
+        def write(pack: PackWriter) -> None:
+            given = [
+                {
+                    "slot": one.slot,
+                    "count": one.count,
+                    "digest": one.digest.hex(),
+                    "problem": int(bool(one.problem)),
+                    "cleared": int(one.cleared),
+                    "sum": pack.tensor(one.flat),
+                }
+                for one in sums
+            ]
+            pack.line({"in": "gradients", "stage": stage, "sums": given})
+
+        self._write(write)
 
     def whole(
         self,

@@ -3,7 +3,7 @@ again: the two tales are what is compared."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -67,11 +67,10 @@ class TracedEngine(Engine):
         self.tell({"out": "substitute", "stage": stage, "tensor": digest})
         return mean
 
-    def screen_gradient(
-        self, stage: int, worker: int, mean_gradient: torch.Tensor, others_mean: torch.Tensor | None
-    ) -> Screening:
-        found = super().screen_gradient(stage, worker, mean_gradient, others_mean)
-        self.tell({"out": "gradient", "stage": stage, "slot": worker, **verdict_told(found.verdict)})
+    def screen_gradients(self, stage: int, sums: Mapping[int, tuple[torch.Tensor, int]]) -> dict[int, Screening]:
+        found = super().screen_gradients(stage, sums)
+        for worker, one in found.items():
+            self.tell({"out": "gradient", "stage": stage, "slot": worker, **verdict_told(one.verdict)})
         return found
 
     def inconclusive(self, worker: int, stage: int) -> None:
