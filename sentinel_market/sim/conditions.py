@@ -6,6 +6,7 @@ order of sums, a learning rate or a data domain that jumps, replicas that come a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ from verifier.evidence.recompute import DTYPES, rounded
 LEARNING_RATE_JUMP: Final = 10.0
 FRAMES: Final = 20_000
 """Honest frames that a condition is judged by, at least."""
+
+_RULING: Final = re.compile(rb"(?m)^[*=~\-\"^+| ]{4,}$")
 
 Way = Callable[[], AbstractContextManager[Any]]
 """Inside of what it makes, a replica computes as its own machine does."""
@@ -75,13 +78,14 @@ class Condition:
 
 @lru_cache(maxsize=1)
 def prose() -> Tokens:
-    """Bytes of the Python language reference as ``pydoc`` carries it: English, where the corpus is code. ConfigError
-    where this Python was installed without."""
+    """Bytes of the Python language reference as ``pydoc`` carries it: English, where the corpus is code; without the
+    rulings of its tables and headings, in one space's distance. ConfigError where this Python was installed without."""
     try:
         from pydoc_data.topics import topics
     except ImportError:
         raise ConfigError("this Python has no pydoc_data, whose text the condition domain trains on") from None
-    return np.frombuffer("\n".join(topics[name] for name in sorted(topics)).encode(), dtype=np.uint8)
+    text = "\n".join(topics[name] for name in sorted(topics)).encode()
+    return np.frombuffer(re.sub(rb"[ \n]+", b" ", _RULING.sub(b"", text)), dtype=np.uint8)
 
 
 # ---- machines
