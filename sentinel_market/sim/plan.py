@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from sentinel_market.sim.cell import CLEAN, Cell, clean_of, unverified_of
-from sentinel_market.sim.conditions import CONDITIONS, FRAMES
+from sentinel_market.sim.conditions import FRAMES
 from sentinel_market.sim.settings import UNVERIFIED, RunSettings
 
 HURTS: Final = 1.05
@@ -183,7 +183,7 @@ def bench_plan(
     next_everywhere: bool = False,
     clean_runs: int = CLEAN_RUNS,
     ablations: Iterable[str] = ABLATIONS,
-    conditions: Iterable[str] = CONDITIONS,
+    conditions: Iterable[str] = (),
     condition_seeds: int = 0,
 ) -> Plan:
     """The whole table: see docs/verification.md. ``next_everywhere``: the next strength on every seed, not only one.

@@ -89,10 +89,10 @@ class RunSettings:
 
     @property
     def counted_from(self) -> int:
-        """The first step whose honest frames count. Under a condition: when it has begun and the warm-up is over."""
+        """The first step whose honest frames count. Under a condition: after the warm-up, or when it begins."""
         if not self.condition:
             return 0
-        return max(self.warmup_steps, self.onset if self.otherwise.in_midrun else 0)
+        return self.onset if self.otherwise.in_midrun else self.warmup_steps
 
     @property
     def counted_frames(self) -> int:
