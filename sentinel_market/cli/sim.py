@@ -44,14 +44,20 @@ JOBS = click.option(
 
 
 def mesh_options(function: _F) -> _F:
-    """What every measurement takes: the mesh, its length, what is hostile."""
+    """What every measurement of attacks takes: the mesh, its length, what is hostile."""
+    return honest_mesh_options(
+        click.option("--malicious", type=float, help="Hostile share of each stage.  [default: 0.25]")(function)
+    )
+
+
+def honest_mesh_options(function: _F) -> _F:
+    """The same without hostile workers."""
     for option in reversed(
         (
             click.option("--replicas", type=click.IntRange(1, 256), help="Workers a stage.  [default: 8]"),
             click.option("--stages", type=click.IntRange(2, 256), help="Pipeline stages.  [default: 8]"),
-            click.option("--malicious", type=float, help="Hostile share of each stage.  [default: 0.25]"),
             click.option("--steps", type=click.IntRange(1, 1_000_000), help="Optimizer steps of a run."),
-            click.option("--onset", type=click.IntRange(0, 1_000_000), help="First step of the attacks."),
+            click.option("--onset", type=click.IntRange(0, 1_000_000), help="First step of what happens in mid-run."),
             click.option("--model-dim", type=click.IntRange(8, 65_536), help="Width of the model, a multiple of 8."),
             click.option("--quick", is_flag=True, help="A small mesh and few steps, where no other are given."),
         )
@@ -109,8 +115,8 @@ def write_pages(path: Path, record: Record) -> list[Path]:
     return [page, *written]
 
 
-def carry_out(plan: Plan, file: Path | None, jobs: int) -> int:
-    """Do a plan with progress, keep and show what it found; the exit code."""
+def carry_out(plan: Plan, file: Path | None, jobs: int, *, figure: int = 0) -> int:
+    """Do a plan with progress, keep and show what it found, and how it stands with a figure; the exit code."""
     from rich.console import Console
 
     from sentinel_market.sim import run
@@ -144,7 +150,7 @@ def carry_out(plan: Plan, file: Path | None, jobs: int) -> int:
     if path is not None:
         written = write_pages(path, record)
         click.echo(f"wrote {path}, {', '.join(one.name for one in written)}", err=True)
-    _show(record, str(file) == "-")
+    _show(record, str(file) == "-", figure)
     if failed:
         lines = [f"{describe(settings)}: {reason}" for settings, reason in failed.items()]
         again = "; give the same command to try them again" if path is not None else ""
@@ -152,15 +158,18 @@ def carry_out(plan: Plan, file: Path | None, jobs: int) -> int:
     return 0
 
 
-def _show(record: Record, as_json: bool) -> None:
+def _show(record: Record, as_json: bool, figure: int) -> None:
+    from sentinel_market.sim.figures import figures
     from sentinel_market.sim.group import groups
-    from sentinel_market.sim.table import HEADER, row
+    from sentinel_market.sim.table import HEADER, row, summary
 
     cells = record.all()
     if as_json:
         click.echo(json.dumps([cell.to_json() for cell in cells]))
     else:
         click.echo(table([name.upper() for name in HEADER], [[c.strip("`") for c in row(g)] for g in groups(cells)]))
+        if figure:
+            click.echo("\n" + summary([one for one in figures(cells) if one.number == figure]))
 
 
 @click.group("sim", invoke_without_command=True, epilog=epilog(EXAMPLE))
@@ -186,6 +195,11 @@ def _show(record: Record, as_json: bool) -> None:
 @click.option("--seeds", type=click.IntRange(1, 1000), default=1, show_default=True, help="How many.")
 @click.option("--duty", type=click.IntRange(1, 10_000), default=1, show_default=True, help="Attack one step in N.")
 @click.option("--collude", is_flag=True, help="Accomplices share a noise seed and confirm each other's frames.")
+@click.option(
+    "--condition",
+    metavar="NAME",
+    help="Something honest that differs, without attacks: bf16, threads, lr-jump, domain, joiner or batch-one.",
+)
 @click.option("--drivers", type=click.IntRange(1, 64), help="Verifiers that drive.  [default: half the replicas]")
 @click.option("--corrupt-drivers", type=click.IntRange(0, 63), default=0, show_default=True, help="Those in the plot.")
 @mesh_options

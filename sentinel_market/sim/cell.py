@@ -13,7 +13,7 @@ from sentinel_market.sim.settings import NO_LOSS, UNVERIFIED, RunResult, RunSett
 
 CLEAN: Final = "clean"
 """The attack's name in the cell of a run without one."""
-_SHOWN: Final = ("stages", "replicas", "malicious", "steps", "model_dim", "onset", "duty", "collude")
+_SHOWN: Final = ("stages", "replicas", "malicious", "steps", "model_dim", "onset", "duty", "collude", "condition")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 from sentinel_market.sim.bounds import said
 from sentinel_market.sim.cell import CLEAN, Cell
-from sentinel_market.sim.group import Hurt, excess, groups, usual
+from sentinel_market.sim.conditions import CONDITIONS, FRAMES
+from sentinel_market.sim.group import Group, Hurt, excess, groups, usual
 from sentinel_market.sim.plan import DEFAULT
 from sentinel_market.sim.settings import UNVERIFIED
 
@@ -63,8 +64,9 @@ def listed(texts: Iterable[str]) -> str:
 
 
 def of(cells: Iterable[Cell], policy: str, *, attacked: bool = True) -> list[Cell]:
-    """The attacked (or clean) cells of a policy."""
-    return [cell for cell in cells if cell.policy == policy and (cell.attack != CLEAN) is attacked]
+    """The attacked (or clean) cells of a policy, those under a condition aside."""
+    alike = [cell for cell in cells if cell.policy == policy and not cell.settings.condition]
+    return [cell for cell in alike if (cell.attack != CLEAN) is attacked]
 
 
 def bans(cells: Sequence[Cell]) -> tuple[int, int]:
@@ -206,18 +208,29 @@ def _loss(cells: Sequence[Cell]) -> Figure:
 
 
 def _honest(cells: Sequence[Cell]) -> Figure:
-    figure = Figure(
-        number=6, title="honest workers alone: flags <= 1 %, no bans (machines alike; others: verification.md)"
-    )
+    figure = Figure(number=6, title=f"honest workers, alike and different: flags <= 1 % of {FRAMES:,} frames, no bans")
     for policy in sorted({cell.policy for cell in cells} - {UNVERIFIED}):
-        found = of(cells, policy, attacked=False)
+        _unharmed(figure, f"`{policy}`, machines alike", of(cells, policy, attacked=False))
+    short = []
+    for name in CONDITIONS:
+        found = [cell for cell in cells if (cell.settings.condition, cell.policy) == (name, DEFAULT)]
+        _unharmed(figure, f"`{name}`", found)
         frames = sum(cell.honest_frames for cell in found)
-        if not frames:
-            continue
-        flags = sum(round(cell.flag_rate_honest * cell.honest_frames) for cell in found)
-        figure.must(
-            flags <= 0.01 * frames, f"`{policy}`, {len(found)} clean runs: frames flagged {said(flags, frames)}"
-        )
-        banned, honest = bans(found)
-        figure.must(banned == 0, f"`{policy}`: workers banned {said(banned, honest)}")
+        short += [f"`{name}` {frames:,} frames"] * (frames < FRAMES)
+    if short and figure.holds is not None:
+        figure.lines.append(f"too few to judge: {', '.join(short)}")
+        # What fails on a part has failed; what holds on a part is open.
+        figure.holds = None if figure.holds else False
     return figure
+
+
+def _unharmed(figure: Figure, name: str, found: Sequence[Cell]) -> None:
+    if not found:
+        return
+    group = Group(tuple(found))
+    flags, frames = group.honest_flags, group.honest_frames
+    name = f"{name}, {len(found)} run{'s' * (len(found) != 1)}"
+    figure.must(
+        flags <= 0.01 * frames, f"{name}: frames flagged {percent(flags / max(frames, 1), 2)}, {said(flags, frames)}"
+    )
+    figure.must(group.honest_bans == 0, f"{name}: workers banned {said(group.honest_bans, group.honest)}")

@@ -29,7 +29,7 @@ class Group:
         cell, s = self.cells[0], self.settings
         extra = ["colluding"] * s.collude + [f"1 step in {s.duty}"] * (s.duty != 1)
         extra += [f"{s.corrupt_drivers} of {s.num_drivers} verifiers in the plot"] * (s.corrupt_drivers > 0)
-        extra += ["no recompute"] * (not s.recompute)
+        extra += ["no recompute"] * (not s.recompute) + [s.condition] * bool(s.condition)
         return cell.attack + (f" ({', '.join(extra)})" if extra else "")
 
     @property
@@ -66,6 +66,16 @@ class Group:
     def honest_bans(self) -> int:
         """Honest workers that were banned."""
         return sum(cell.honest_bans for cell in self.cells)
+
+    @property
+    def honest_frames(self) -> int:
+        """Counted frames of honest workers."""
+        return sum(cell.honest_frames for cell in self.cells)
+
+    @property
+    def honest_flags(self) -> int:
+        """Of those, the flagged ones."""
+        return sum(round(cell.flag_rate_honest * cell.honest_frames) for cell in self.cells)
 
     @property
     def precision(self) -> float | None:
@@ -108,9 +118,10 @@ def excess(cell: Cell) -> float | None:
 
 
 def usual(cell: Cell) -> bool:
-    """Whether nothing about the run is special: no collusion, no duty cycle, no verifier in the plot."""
+    """Whether nothing about the run is special: no collusion, no duty cycle, no verifier in the plot, no
+    condition."""
     s = cell.settings
-    return not s.collude and s.duty == 1 and s.corrupt_drivers == 0 and s.recompute
+    return not s.collude and s.duty == 1 and s.corrupt_drivers == 0 and s.recompute and not s.condition
 
 
 def groups(cells: Iterable[Cell]) -> list[Group]:

@@ -76,12 +76,15 @@ class Judge:
         rng: random.Random,
         *,
         warmup_steps: int,
+        counted_from: int,
+        tolerance: Tolerance,
         recompute: bool,
         convict: Callable[[int, str], None],
     ) -> None:
-        """``convict(slot, reason)`` bans. ``recompute=False`` lets whoever replays have the last word."""
+        """``convict(slot, reason)`` bans. ``counted_from``: first step whose frames are counted.
+        ``recompute=False`` lets whoever replays have the last word."""
         self.policy = policy
-        self.tolerance = Tolerance()
+        self.tolerance = tolerance
         self.counters = Counters()
         self._roster = roster
         self._workers = workers
@@ -89,6 +92,7 @@ class Judge:
         self._rng = rng
         self._noise = torch.Generator().manual_seed(rng.getrandbits(63))
         self._warmup_steps = warmup_steps
+        self._counted_from = counted_from
         self._recompute_allowed = recompute
         self._convict = convict
         self._secret = b""
@@ -155,6 +159,8 @@ class Judge:
         return self._confirm(claim, hearing, audited, name), screening
 
     def _count(self, claim: Claim, flagged: bool) -> None:
+        if self._step < self._counted_from:
+            return
         c = self.counters
         if self._roster.attack_of(claim.slot, self._step) is not None:
             c.hostile_frames += 1
@@ -261,6 +267,7 @@ class Judge:
         return compare_sketch(ours, theirs, self.tolerance).agrees
 
     def _at_edge(self, reference: Reference) -> bool:
+        # Inputs travel in the job's dtype, so the recompute from rounded inputs is this one (evidence's edge_inputs).
         tensors = [t for t in (reference.output, reference.gradient) if t is not None]
         return any(numeric_edge(t, t, self.tolerance) for t in tensors)
 

@@ -52,7 +52,11 @@ def measure(plan: Plan, record: Record, runner: Runner, display: Display | None 
 
 def describe(settings: RunSettings) -> str:
     """A run in a few words."""
-    parts = [settings.attack or "clean", settings.direction if settings.attack else "", settings.policy]
+    parts = [
+        settings.attack or settings.condition or "clean",
+        settings.direction if settings.attack else "",
+        settings.policy,
+    ]
     parts.append(f"{settings.replicas}x{settings.stages}")
     parts.append("colluding" if settings.collude else "")
     parts.append(f"1 step in {settings.duty}" if settings.duty != 1 else "")

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -18,12 +19,14 @@ from sentinel_market.models.config import ModelConfig
 from sentinel_market.models.init import init_flat
 from sentinel_market.models.optimizer import AdamWConfig, decay_mask, step_
 from sentinel_market.models.stage import Stage
+from sentinel_market.sim.conditions import Way
 
 
 @dataclass
 class Pass:
     """A forward pass whose graph waits for its backward: ``rows`` n ids, ``leaf`` [n, B, T, D] (stage 0: tokens
-    [n, B, T]), ``flat`` [n, N] batched weights, ``output`` [n, B, T, D], at the last stage the losses [n, B, T]."""
+    [n, B, T]), ``flat`` [n, N] batched weights, ``output`` [n, B, T, D], at the last stage the losses [n, B, T].
+    ``honest``: the agreed stage. ``way``: the machine that computes it, None for the usual one."""
 
     stage: int
     rows: tuple[int, ...]
@@ -31,6 +34,12 @@ class Pass:
     flat: Tensor
     output: Tensor
     honest: bool
+    way: Way | None = None
+
+    @property
+    def usual(self) -> bool:
+        """Whether every honest replica with a usual machine returns this."""
+        return self.honest and self.way is None
 
 
 class StageMesh:
@@ -63,6 +72,16 @@ class StageMesh:
                 output = torch.func.vmap(_hidden(self.module))(flat, leaf)
         return Pass(self.stage, tuple(rows), leaf, flat, output, True)
 
+    def alone(self, row: int, x: Tensor, targets: Tensor, way: Way) -> Pass:
+        """One row [B, T, D] through the canonical weights on a machine of another kind, which does its backward too."""
+
+        def run(stage: Stage, given: Tensor) -> Tensor:
+            return stage.token_loss(given, targets) if stage.is_last else stage.forward(given)
+
+        with way():
+            done = self.otherwise(row, x, run, self.flat)
+        return replace(done, honest=True, way=way)
+
     def otherwise(self, row: int, x: Tensor, run: Callable[[Stage, Tensor], Tensor], weights: Tensor) -> Pass:
         """One row [B, T, D] through ``run(stage, x)`` on other weights [N] than the canonical ones, or another way."""
         leaf = x[None] if self.module.is_first else x.detach().clone()[None].requires_grad_(True)
@@ -81,7 +100,8 @@ class StageMesh:
         if not output.requires_grad:  # a lazy worker that computed nothing
             found: list[Tensor | None] = [None] * len(inputs)
         else:
-            found = list(torch.autograd.grad(output, inputs, incoming, allow_unused=True))
+            with done.way() if done.way is not None else nullcontext():
+                found = list(torch.autograd.grad(output, inputs, incoming, allow_unused=True))
         gradients = torch.zeros_like(done.flat) if found[0] is None else found[0]
         if self.module.is_first:
             return None, gradients
@@ -93,9 +113,11 @@ class StageMesh:
         outgoing, gradients = self.backward(done, None if incoming is None else incoming[None])
         return None if outgoing is None else outgoing[0], gradients[0]
 
-    def update(self, gradient: Tensor, step: int) -> None:
-        """One AdamW step by the aggregate [N]."""
-        step_(self.module.flat, gradient, self.m, self.v, step, self._optim, self._mask)
+    def update(self, gradient: Tensor, step: int, rate: float = 1.0) -> None:
+        """One AdamW step by the aggregate [N], at ``rate`` times the learning rate."""
+        o = self._optim
+        optim = replace(o, learning_rate=rate * o.learning_rate, min_learning_rate=rate * o.min_learning_rate)
+        step_(self.module.flat, gradient, self.m, self.v, step, optim, self._mask)
 
 
 def _hidden(module: Stage) -> Callable[[Tensor, Tensor], Tensor]:

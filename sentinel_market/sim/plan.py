@@ -8,11 +8,13 @@ or the next one, is run with.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from sentinel_market.sim.cell import CLEAN, Cell, clean_of, unverified_of
+from sentinel_market.sim.conditions import FRAMES
 from sentinel_market.sim.settings import UNVERIFIED, RunSettings
 
 HURTS: Final = 1.05
@@ -64,6 +66,15 @@ class Demand:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Spread:
+    """Runs without an attack: a policy on seeds, under a condition of ``sentinel_market.sim.conditions`` or none."""
+
+    policy: str
+    seeds: tuple[int, ...]
+    condition: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Want:
     """A run, and how its cell names the attack."""
 
@@ -77,7 +88,7 @@ class Plan:
     """Everything to be measured. ``climb``: choose each row's strength by its ladder, else take its first level.
 
     ``unverified``: run also what the demands ask for with nobody looking, on the same seeds. ``clean``: runs without
-    an attack as (policy, seeds).
+    an attack.
     """
 
     base: RunSettings
@@ -85,7 +96,7 @@ class Plan:
     demands: tuple[Demand, ...]
     climb: bool = True
     unverified: bool = False
-    clean: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    clean: tuple[Spread, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,9 +161,9 @@ def wanted(plan: Plan, known: Known, *, outlook: bool = False) -> list[Want]:
         climbs += [dataclasses.replace(want, settings=unverified_of(want.settings)) for want in asked]
     comparisons = [Want(settings=clean_of(want.settings)) for want in (*climbs, *asked)]
     spread = [
-        Want(settings=dataclasses.replace(clean_of(plan.base), policy=policy, seed=seed))
-        for policy, seeds in plan.clean
-        for seed in seeds
+        Want(settings=dataclasses.replace(clean_of(plan.base), policy=one.policy, seed=seed, condition=one.condition))
+        for one in plan.clean
+        for seed in one.seeds
     ]
     unique = {want.settings: want for want in (*comparisons, *climbs, *asked, *spread)}
     return list(unique.values())
@@ -172,8 +183,11 @@ def bench_plan(
     next_everywhere: bool = False,
     clean_runs: int = CLEAN_RUNS,
     ablations: Iterable[str] = ABLATIONS,
+    conditions: Iterable[str] = (),
+    condition_seeds: int = 0,
 ) -> Plan:
-    """The whole table: see docs/verification.md. ``next_everywhere``: the next strength on every seed, not only one."""
+    """The whole table: see docs/verification.md. ``next_everywhere``: the next strength on every seed, not only one.
+    ``condition_seeds``: see ``under_conditions``."""
     every = tuple(range(base.seed, base.seed + seeds))
     first = every[:1]
     everything = tuple(rows)
@@ -206,8 +220,26 @@ def bench_plan(
         base=base,
         rows=everything,
         demands=tuple(demands),
-        clean=((DEFAULT, spread), ("screen+confirm", spread)) if clean_runs else (),
+        clean=(
+            *(Spread(policy=policy, seeds=spread) for policy in (DEFAULT, "screen+confirm") if clean_runs),
+            *under_conditions(base, conditions, seeds=condition_seeds),
+        ),
     )
+
+
+def under_conditions(base: RunSettings, names: Iterable[str], *, seeds: int = 0) -> tuple[Spread, ...]:
+    """The default policy under each condition, on so many seeds; 0: as many as give ``FRAMES`` honest tensors."""
+    spreads = []
+    for name in names:
+        frames = dataclasses.replace(clean_of(base), condition=name).counted_frames
+        count = seeds or math.ceil(FRAMES / frames)
+        spreads.append(Spread(policy=DEFAULT, seeds=tuple(range(base.seed, base.seed + count)), condition=name))
+    return tuple(spreads)
+
+
+def honest_plan(base: RunSettings, names: Iterable[str], *, seeds: int = 0) -> Plan:
+    """The conditions alone."""
+    return Plan(base=base, rows=(), demands=(), climb=False, clean=under_conditions(base, names, seeds=seeds))
 
 
 def one_plan(base: RunSettings, rows: Sequence[Row], policies: Sequence[str], seeds: int, *, ladder: bool) -> Plan:
@@ -217,5 +249,6 @@ def one_plan(base: RunSettings, rows: Sequence[Row], policies: Sequence[str], se
     demands = [
         Demand(rows=tuple(rows), policy=policy, seeds=every, above=level) for policy in policies for level in above
     ]
-    clean = () if rows else tuple((policy, every) for policy in (UNVERIFIED, *policies))
+    alone = () if rows else (UNVERIFIED, *policies)
+    clean = tuple(Spread(policy=policy, seeds=every, condition=base.condition) for policy in alone)
     return Plan(base=base, rows=tuple(rows), demands=tuple(demands), climb=ladder, unverified=True, clean=clean)

@@ -172,7 +172,7 @@ def curve_chart(cells: Sequence[Cell], *, skip: int = 5) -> str:
         return _page("Training loss", 80, [_text(12, 50, "Nothing to draw yet.")])
     _, name, (checked, alone) = best
     same = alone.cells[0].mesh, alone.cells[0].seed
-    clean = [c for c in cells if c.attack == CLEAN and c.policy == UNVERIFIED and (c.mesh, c.seed) == same]
+    clean = [c for c in cells if c.attack == CLEAN and usual(c) and c.policy == UNVERIFIED and (c.mesh, c.seed) == same]
     shown = [("unverified", "b", alone.cells[0]), *(("clean", "c", cell) for cell in clean[:1])]
     shown.append(("default policy", "a", checked.cells[0]))
     series = [

@@ -157,7 +157,7 @@ class Pool:
             except (EOFError, OSError):
                 self._processes[pipe].join(5)
                 code, doing = self._processes[pipe].exitcode, self._doing[pipe]
-                name = doing and (doing.attack or "clean")
+                name = doing and (doing.attack or doing.condition or "clean")
                 raise Fatal(
                     f"a worker process ended with code {code} in the run {name!r} (out of memory?); the finished runs "
                     "are kept: give the same command again, with --jobs 1 if memory is short"

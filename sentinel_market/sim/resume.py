@@ -151,7 +151,7 @@ class Record:
 
 
 def _rows(cells: Iterable[Cell]) -> Iterator[str]:
-    order = sorted(cells, key=lambda c: (c.mesh, c.attack, c.direction, c.spec, c.policy, c.seed))
+    order = sorted(cells, key=lambda c: (c.mesh, c.attack, c.direction, c.spec, c.settings.condition, c.policy, c.seed))
     return (json.dumps(cell.to_json()) for cell in order)
 
 

@@ -22,6 +22,7 @@ from sentinel_market.models.config import ModelConfig
 from sentinel_market.models.layout import LM_HEAD
 from sentinel_market.models.optimizer import AdamWConfig
 from sentinel_market.models.plain import evaluate
+from sentinel_market.sim.conditions import prose
 from sentinel_market.sim.judge import Judge
 from sentinel_market.sim.mesh import Pass, StageMesh
 from sentinel_market.sim.settings import NO_LOSS, UNVERIFIED, RunResult, RunSettings
@@ -91,6 +92,8 @@ class Simulation:
             self.engines,
             random.Random(f"secrets {s.seed}"),
             warmup_steps=s.warmup_steps,
+            counted_from=s.counted_from,
+            tolerance=s.otherwise.tolerance,
             recompute=s.recompute,
             convict=self._convict,
         )
@@ -119,14 +122,15 @@ class Simulation:
         s = self.settings
         self.judge.begin_step(step)
         self._dropped.clear()
+        self.roster.absent = s.otherwise.absent(s.replicas, step, onset=s.onset, steps=s.steps)
         for worker in self.workers:
             worker.begin_step(step)
-        corpus = _corpus(s.seq_len)
+        tokens = prose() if s.otherwise.prose and step >= s.onset else _corpus(s.seq_len).train
         pairs = [
-            batch(corpus.train, seed=s.seed, step=step, microbatch=row, batch_size=s.batch, seq_len=s.seq_len)
+            batch(tokens, seed=s.seed, step=step, microbatch=row, batch_size=s.sequences, seq_len=s.seq_len)
             for row in range(s.replicas)
         ]
-        x = torch.stack([tokens for tokens, _ in pairs])
+        x = torch.stack([given for given, _ in pairs])
         targets = torch.stack([wanted for _, wanted in pairs])
         inputs: list[Tensor] = []
         passes: list[list[Pass]] = []
@@ -174,10 +178,10 @@ class Simulation:
         for their backward, and who did which row."""
         worker, mesh = self.workers[stage], self.meshes[stage]
         owners = self._wire(stage)
-        lazy = [r for r, slot in enumerate(owners) if worker.computes_otherwise(slot, self.step)]
-        usual = [r for r in range(len(owners)) if r not in lazy]
+        usual = [r for r, slot in enumerate(owners) if worker.is_usual(slot, self.step)]
+        others = [r for r in range(len(owners)) if r not in usual]
         passes = [mesh.forward(usual, x[usual], targets[usual])] if usual else []
-        passes += [worker.one(owners[r], self.step, Work(stage, r, x[r], targets[r])) for r in lazy]
+        passes += [worker.one(owners[r], self.step, Work(stage, r, x[r], targets[r])) for r in others]
         out: dict[int, Tensor] = {}
         for done in list(passes):
             for index, row in enumerate(done.rows):
@@ -198,7 +202,7 @@ class Simulation:
                 return claim.output, slot
             tried.add(slot)
             slot = self._another(work.stage, tried)
-            if not done.honest or worker.computes_otherwise(slot, self.step):
+            if not done.usual or not worker.is_usual(slot, self.step):
                 done, index = worker.one(slot, self.step, work), 0
                 passes.append(done)
 
@@ -254,7 +258,7 @@ class Simulation:
         for row, slot in enumerate(owners):
             if slot in self.roster.banned:  # since its forward: another replica does both passes
                 owners[row] = self._another(stage, set())
-                if not newest[row].honest or worker.computes_otherwise(owners[row], self.step):
+                if not newest[row].usual or not worker.is_usual(owners[row], self.step):
                     newest[row] = worker.one(owners[row], self.step, works[row])
         computed: dict[int, tuple[Tensor | None, Tensor]] = {}
         for done in {id(p): p for p in newest.values()}.values():
@@ -265,7 +269,7 @@ class Simulation:
         claims = []
         for row, slot in enumerate(owners):
             given = None if incoming is None else incoming[row]
-            claims.append(self._settle_backward(works[row], slot, given, computed[row], newest[row].honest))
+            claims.append(self._settle_backward(works[row], slot, given, computed[row], newest[row]))
         if mesh.module.is_first:
             return None, claims
         return torch.stack([c.output for c in claims if c.output is not None]), claims
@@ -276,22 +280,22 @@ class Simulation:
         slot: int,
         incoming: Tensor | None,
         computed: tuple[Tensor | None, Tensor],
-        usual: bool,
+        done: Pass,
     ) -> Claim:
-        """Ask until somebody's frame is accepted. ``computed``, ``usual``: what ``slot`` computed, and if as agreed."""
+        """Ask until somebody's frame is accepted. ``computed``: what ``slot`` computed, by ``done``."""
         worker = self.workers[work.stage]
         reference = -embedding(work.targets, self._head()) if worker.mesh.module.is_last else incoming
         tried: set[int] = set()
         while True:
             public = self._public(work, BACKWARD, slot, reference)
-            claim = worker.backward(slot, self.step, work, incoming, computed, usual, reference, public)
+            claim = worker.backward(slot, self.step, work, incoming, computed, done.honest, reference, public)
             if not self.verified or self._passes_on(claim, tried):
                 return claim
             tried.add(slot)
             slot = self._another(work.stage, tried)
-            if not usual or worker.computes_otherwise(slot, self.step):
+            if not done.usual or not worker.is_usual(slot, self.step):
                 done = worker.one(slot, self.step, work)
-                computed, usual = worker.mesh.backward_one(done, incoming), done.honest
+                computed = worker.mesh.backward_one(done, incoming)
 
     def _head(self) -> Tensor:
         return self.meshes[-1].module.get_parameter(LM_HEAD).detach()
@@ -300,7 +304,7 @@ class Simulation:
 
     def _reduce(self, claims: list[Claim]) -> None:
         """Sums a replica, screened and audited, aggregated by the job's rule; then the stage's update."""
-        mesh = self.meshes[claims[0].stage]
+        s, mesh = self.settings, self.meshes[claims[0].stage]
         claims = [claim for claim in claims if claim.row not in self._dropped]
         if not claims:
             return
@@ -315,10 +319,10 @@ class Simulation:
         if not all(all_finite(value) for value in values):
             self.skipped += 1
             return
-        aggregate = robust.aggregate(self.settings.aggregation, values, counts)
+        aggregate = robust.aggregate(s.aggregation, values, counts)
         if self.policy.confirms:
             self._accept_gradients(mesh.stage, sums, aggregate)
-        mesh.update(aggregate, self.step)
+        mesh.update(aggregate, self.step, s.otherwise.rate if self.step >= s.onset else 1.0)
 
     def _sum(self, claims: list[Claim]) -> Tensor:
         total = torch.zeros_like(self.meshes[claims[0].stage].flat)
@@ -359,7 +363,7 @@ class Simulation:
         slot = self._another(claim.stage, set())
         done = worker.one(slot, self.step, claim.work)
         computed = worker.mesh.backward_one(done, claim.incoming)
-        again = self._settle_backward(claim.work, slot, claim.incoming, computed, done.honest)
+        again = self._settle_backward(claim.work, slot, claim.incoming, computed, done)
         by_slot.setdefault(again.slot, []).append(again)
         sums[again.slot] = self._sum(by_slot[again.slot])
 
@@ -401,7 +405,7 @@ class Simulation:
             [mesh.flat for mesh in self.meshes],
             validation_batches(_corpus(s.seq_len), s.seq_len, s.validation_sequences, VALIDATION_SEED, batch_size=32),
         )
-        tokens = s.steps * s.replicas * s.batch * s.seq_len
+        tokens = s.steps * s.replicas * s.sequences * s.seq_len
         return RunResult(
             settings=s,
             val_loss=val if math.isfinite(val) else NO_LOSS,

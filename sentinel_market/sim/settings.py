@@ -7,6 +7,7 @@ from typing import Any
 
 from sentinel_market.attacks import directions, names
 from sentinel_market.errors import ConfigError
+from sentinel_market.sim.conditions import CONDITIONS, Condition, condition
 
 UNVERIFIED = "unverified"
 """Every frame travels on unseen: what an attack does when nobody looks."""
@@ -24,7 +25,8 @@ class RunSettings:
     as of ``sentinel_market.attacks.get_attack``; empty for a clean run. ``policy``: one of ``verifier.check.Policy``,
     or ``unverified``. ``collude``: accomplices vouch for each other when asked for a replay. ``corrupt_drivers``: so
     many drivers are in the plot and accept whatever an accomplice sends. ``recompute``: False lets the
-    majority of the accused and two replicas decide (a test shows with it what recomputes are for).
+    majority of the accused and two replicas decide (a test shows with it what recomputes are for). ``condition``: what
+    an honest mesh does otherwise, one of ``sentinel_market.sim.conditions``; empty for nothing.
     """
 
     replicas: int = 8
@@ -50,6 +52,8 @@ class RunSettings:
     audit_ppm: int = 10_000
     warmup_audit_ppm: int = 100_000
     validation_sequences: int = 128
+    # Lines of runs that were made before there were conditions have no such key.
+    condition: str = ""
 
     def __post_init__(self) -> None:
         problems = []
@@ -64,8 +68,36 @@ class RunSettings:
             problems.append(f"corrupt_drivers = {self.corrupt_drivers} must be fewer than drivers = {self.num_drivers}")
         if self.model_dim < 8 or self.model_dim % 8:
             problems.append(f"model_dim = {self.model_dim} must be a multiple of 8, at least 8")
+        if self.condition and self.condition not in CONDITIONS:
+            problems.append(f"condition = {self.condition!r} is unknown; use one of {', '.join(CONDITIONS)}")
+        elif self.condition and self.attack:
+            problems.append(f"condition = {self.condition!r} is an honest mesh; leave out the attack {self.attack!r}")
+        elif self.counted_from >= self.steps:
+            problems.append(f"condition = {self.condition!r} begins at step {self.counted_from} of {self.steps}")
         if problems:
             raise ConfigError("; ".join(problems))
+
+    @property
+    def otherwise(self) -> Condition:
+        """What this mesh does otherwise than an ordinary one."""
+        return condition(self.condition)
+
+    @property
+    def sequences(self) -> int:
+        """Of a microbatch."""
+        return self.otherwise.sequences or self.batch
+
+    @property
+    def counted_from(self) -> int:
+        """The first step whose honest frames count. Under a condition: after the warm-up, or when it begins."""
+        if not self.condition:
+            return 0
+        return self.onset if self.otherwise.in_midrun else self.warmup_steps
+
+    @property
+    def counted_frames(self) -> int:
+        """Tensors that a run without cheats screens in those steps; a backward of stage 0 returns none."""
+        return (self.steps - self.counted_from) * self.replicas * (2 * self.stages - 1)
 
     @property
     def num_drivers(self) -> int:

@@ -12,6 +12,7 @@ from torch import Tensor
 from sentinel_market.attacks import AttackContext, ScheduledAttack, get_attack
 from sentinel_market.attacks.base import PublicView
 from sentinel_market.models.stage import Stage
+from sentinel_market.sim.conditions import Way
 from sentinel_market.sim.mesh import Pass, StageMesh
 from sentinel_market.sim.settings import RunSettings
 from verifier.check.frame import BACKWARD, FORWARD
@@ -63,6 +64,8 @@ class Roster:
     banned: dict[int, int] = field(default_factory=dict)
     first_attack: dict[int, int] = field(default_factory=dict)
     """slot -> step of its first false tensor"""
+    absent: frozenset[int] = frozenset()
+    """Replicas of every stage that get no work at this step, without having done anything."""
 
     @classmethod
     def new(cls, settings: RunSettings) -> Roster:
@@ -92,7 +95,8 @@ class Roster:
     def live(self, stage: int) -> list[int]:
         """Slots of a stage that get work; a newcomer (a negative number, honest) where all were banned."""
         first = stage * self.settings.replicas
-        slots = [slot for slot in range(first, first + self.settings.replicas) if slot not in self.banned]
+        there = [first + replica for replica in range(self.settings.replicas) if replica not in self.absent]
+        slots = [slot for slot in there if slot not in self.banned]
         return slots or [-1 - stage]
 
     def vouches(self, confirmer: int, accused: int, step: int) -> bool:
@@ -160,14 +164,26 @@ class Worker:
         attack = self.roster.attack_of(slot, step)
         return attack is not None and attack.computes(self.mesh.stage, self.mesh.num_stages)
 
+    def way(self, slot: int) -> Way | None:
+        """What machine a worker has; None for the usual one, which every newcomer has."""
+        settings = self.roster.settings
+        return None if slot < 0 else settings.otherwise.way(slot % settings.replicas)
+
+    def is_usual(self, slot: int, step: int) -> bool:
+        """Whether this worker runs the agreed stage on a usual machine at ``step``."""
+        return self.way(slot) is None and not self.computes_otherwise(slot, step)
+
     def as_agreed(self, work: Work) -> Pass:
         """A pass over one row on the canonical weights."""
         return self.mesh.forward([work.row], work.x[None], work.targets[None])
 
     def one(self, slot: int, step: int, work: Work) -> Pass:
         """A pass over one row as this worker runs it."""
-        if not self.computes_otherwise(slot, step):
+        if self.is_usual(slot, step):
             return self.as_agreed(work)
+        way = self.way(slot)
+        if way is not None and not self.computes_otherwise(slot, step):
+            return self.mesh.alone(work.row, work.x, work.targets, way)
         attack = self.roster.hostile[slot]
         context = self._context(attack, step, work.row, FORWARD, self.shown(work.x), None, None)
         weights = self._weights.get(slot, self.mesh.flat)
@@ -188,6 +204,7 @@ class Worker:
     ) -> Claim:
         """What ``slot`` says the forward of a row gave. ``honest``: what it computed; ``usual``: as agreed."""
         shown = self.shown(work.x)
+        honest = self.roster.settings.otherwise.travels(honest)
         sent = self._send(slot, step, work.row, FORWARD, honest, shown, None, public)
         return self._claim(
             Claim(
@@ -216,6 +233,8 @@ class Worker:
         """What ``slot`` says the backward of a row gave. ``computed``: outgoing gradient and parameter gradient [N] as
         it computed them; ``reference``: what the screen holds the gradient against."""
         outgoing, gradient = computed
+        if outgoing is not None:
+            outgoing = self.roster.settings.otherwise.travels(outgoing)
         sent, added = outgoing, gradient
         if outgoing is not None:
             sent = self._send(slot, step, work.row, BACKWARD, outgoing, self.shown(work.x), incoming, public)

@@ -271,6 +271,40 @@ def test_bench_detect_then_report(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("fast")
+def test_bench_honest_prints_the_bounds_and_adds_to_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "out.json"
+    call("bench", "detect", "--quick", "--no-conditions", "--jobs", 1, "--json", file)
+    before = json.loads(file.read_text())
+    assert {cell["condition"] for cell in before} == {""}
+    shown = call("bench", "honest", "--quick", "--condition", "bf16,joiner", "--jobs", 1, "--json", file).stdout
+    after = json.loads(file.read_text())
+    assert [cell for cell in after if not cell["condition"]] == before
+    assert [(c["condition"], c["policy"], c["seed"]) for c in after if c["condition"]] == [
+        ("bf16", "screen+confirm+audit", 0),
+        ("joiner", "screen+confirm+audit", 0),
+    ]
+    assert "6. **not measured** honest workers" in shown
+    assert "holds: `joiner`, 1 run: workers banned 0 of 16 (upper 95 % bound 17 %)" in shown
+    assert "clean (bf16)" in shown
+
+
+@pytest.mark.usefixtures("fast")
+def test_a_condition_by_hand_and_mistakes_about_it() -> None:
+    cells = json.loads(call("sim", "--condition", "domain", "--jobs", 1, "--json", "-").stdout)
+    assert [(c["condition"], c["policy"]) for c in cells] == [
+        ("domain", "unverified"),
+        ("domain", "screen+confirm+audit"),
+    ]
+    for args in (("sim", "--condition", "bf17"), ("bench", "honest", "--condition", "bf17")):
+        stderr = call(*args, code=2).stderr
+        assert "condition = 'bf17' is unknown; use one of bf16, threads" in stderr and "Traceback" not in stderr
+    both = call("sim", "--condition", "bf16", "--attack", "zeros", code=2).stderr
+    assert "condition = 'bf16' is an honest mesh; leave out the attack 'zeros:" in both
+    late = call("bench", "honest", "--steps", 30, "--onset", 30, code=2).stderr
+    assert "condition = 'lr-jump' begins at step 30 of 30" in late
+
+
+@pytest.mark.usefixtures("fast")
 def test_bench_report_of_what_is_none(tmp_path: Path) -> None:
     assert "cannot read" in call("bench", "report", tmp_path / "none.json", code=2).stderr
     bad = tmp_path / "bad.json"

@@ -13,8 +13,9 @@ from rich.console import Console
 
 from sentinel_market.errors import ConfigError, Fatal
 from sentinel_market.sim.cell import Cell, cell_of, clean_of
+from sentinel_market.sim.conditions import CONDITIONS
 from sentinel_market.sim.measure import Display, measure, span
-from sentinel_market.sim.plan import BIG, DEFAULT, Plan, bench_plan, choose, one_plan, wanted
+from sentinel_market.sim.plan import BIG, DEFAULT, Plan, bench_plan, choose, honest_plan, one_plan, wanted
 from sentinel_market.sim.pool import Inline, Pool
 from sentinel_market.sim.resume import Record, lines_path, read_cells, read_lines
 from sentinel_market.sim.settings import UNVERIFIED, RunResult, RunSettings
@@ -101,6 +102,25 @@ def test_the_bench_measures_what_it_is_meant_to() -> None:
     for cell in cells:
         if cell.attack != "clean":
             assert clean_of(cell.settings) in {one.settings for one in cells}
+
+
+def test_conditions_are_run_on_as_many_seeds_as_their_frames_need() -> None:
+    base = RunSettings()
+    cells = known(honest_plan(base, CONDITIONS)).values()
+    assert {c.settings.condition for c in cells} == set(CONDITIONS)
+    assert {(c.attack, c.policy, c.settings.malicious) for c in cells} == {("clean", DEFAULT, 0.0)}
+    for name in CONDITIONS:
+        found = [c for c in cells if c.settings.condition == name]
+        frames = sum(c.settings.counted_frames for c in found)
+        assert 20_000 <= frames < 20_000 + found[0].settings.counted_frames
+        assert {c.seed for c in found} == {0, 1, 2}
+    with pytest.raises(ConfigError, match="'dark' is unknown"):
+        honest_plan(base, ["dark"])
+    table = bench_plan(BASE, [], clean_runs=0, conditions=["joiner"], condition_seeds=2)
+    assert [(want.settings.condition, want.settings.seed) for want in wanted(table, {})] == [
+        ("joiner", 0),
+        ("joiner", 1),
+    ]
 
 
 def test_every_run_is_wanted_once_and_the_outlook_holds_what_is_certain() -> None:

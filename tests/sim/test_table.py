@@ -12,7 +12,8 @@ import pytest
 
 from sentinel_market.sim.bounds import at_most, said, upper_bound
 from sentinel_market.sim.cell import Cell, Losses
-from sentinel_market.sim.figures import Figure, figures
+from sentinel_market.sim.conditions import CONDITIONS, FRAMES
+from sentinel_market.sim.figures import Figure, clean_sigma, figures
 from sentinel_market.sim.group import Group, groups
 from sentinel_market.sim.measure import measure
 from sentinel_market.sim.plan import DEFAULT, bench_plan
@@ -29,7 +30,7 @@ BASE = RunSettings(steps=40, onset=10)
 @pytest.fixture(scope="module")
 def cells() -> list[Cell]:
     record = Record(None)
-    measure(bench_plan(BASE, fakes.all_rows(), big=True), record, Inline(fakes.run_cell))
+    measure(bench_plan(BASE, fakes.all_rows(), big=True, conditions=CONDITIONS), record, Inline(fakes.run_cell))
     return record.all()
 
 
@@ -103,6 +104,7 @@ def test_the_shape_of_the_paper(cells: list[Cell]) -> None:
         (5, DEFAULT, "zeros", {"val_loss": Losses(clean=2.0, verified=2.03)}),
         (6, DEFAULT, "clean", {"flag_rate_honest": 0.5}),
         (6, DEFAULT, "clean", {"honest_bans": 1}),
+        (6, "screen+confirm", "clean", {"honest_bans": 1}),
     ],
 )
 def test_one_bad_cell_fails_a_figure(
@@ -111,6 +113,31 @@ def test_one_bad_cell_fails_a_figure(
     assert figure(cells, number).holds
     bad = changed(cells, lambda c: (c.policy, c.attack) == (policy, attack) and c.mesh == (8, 8), **changes)
     assert figure(bad, number).holds is False
+
+
+@pytest.mark.parametrize("changes", [{"flag_rate_honest": 0.2}, {"honest_bans": 1}])
+def test_each_condition_is_judged_by_itself_with_bounds(cells: list[Cell], changes: dict[str, object]) -> None:
+    bad = changed(cells, lambda c: c.settings.condition == "joiner", **changes)
+    found = figure(bad, 6)
+    assert found.holds is False
+    wrong = [line for line in found.lines if line.startswith("FAILS")]
+    assert len(wrong) == 1 and wrong[0].startswith("FAILS: `joiner`, 6 runs: ")
+    for name in CONDITIONS:
+        own = [line for line in found.lines if f"`{name}`" in line]
+        assert len(own) == 2 and all("upper 95 % bound" in line for line in own)
+    # The clean runs beside it are what they were.
+    assert clean_sigma(bad) == clean_sigma([c for c in cells if not c.settings.condition])
+
+
+def test_too_few_frames_or_a_missing_condition_leave_the_figure_open(cells: list[Cell]) -> None:
+    some = [c for c in cells if c.settings.condition != "bf16" and (c.settings.condition, c.seed) != ("threads", 0)]
+    found = figure(some, 6)
+    assert found.holds is None and found.verdict == "not measured"
+    threads = sum(c.honest_frames for c in some if c.settings.condition == "threads")
+    assert 0 < threads < FRAMES
+    assert found.lines[-1] == f"too few to judge: `bf16` 0 frames, `threads` {threads:,} frames"
+    banned = changed(some, lambda c: c.settings.condition == "threads", honest_bans=1)
+    assert figure(banned, 6).holds is False
 
 
 def test_colluding_confirmers_are_counted_by_themselves(cells: list[Cell]) -> None:
@@ -182,6 +209,7 @@ def test_a_row_takes_the_seeds_together(cells: list[Cell]) -> None:
         "recall": "100.0 %",
         "F1": "100.0 %",
         "false bans": "0 of 150",
+        "honest flags": "0.40 %",
         "steps to ban": "1",
         "loss clean": "2.010",
         "unverified": "2.160",  # of the first seed, the only one that it was run on
