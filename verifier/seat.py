@@ -10,18 +10,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from sentinel_market.chain.eip712 import digest
-from sentinel_market.data.corpus import Corpus, batch
+from sentinel_market.data.corpus import Corpus
 from sentinel_market.domain import step_record
 from sentinel_market.domain.cross_audit import LAG, Fault, FaultKind
 from sentinel_market.domain.quote import QuoteParams
-from sentinel_market.errors import Fatal, PeerGone, ProtocolError, SentinelError
+from sentinel_market.errors import Fatal, ProtocolError, SentinelError
 from sentinel_market.ports import BlobStore, Court, Escrow, Events, SlotInfo
 from sentinel_market.wire import relay_pb2 as pb
 from sentinel_market.wire.records import from_record
-from sentinel_market.wire.tensors import tensor_hash
 from verifier import archive, checkpoint, records
 from verifier.accuse import Accuser
 from verifier.audits.crossing import CrossAudits
@@ -40,16 +37,16 @@ from verifier.recompute import Recomputer
 from verifier.recording.recorder import Recorder
 from verifier.reduce import Lost, Reducer, Update, check_aggregate, is_lie
 from verifier.relay import Relay, WorkerSession
+from verifier.rows import Rows
 from verifier.saying import accepted_done
 from verifier.step import SlotSession, StepState, check_done
 from verifier.telling import Teller
+from verifier.watching import PEER_PATIENCE_SECONDS, first_of, is_peer_gone, watch_others
 from verifier.weights import WeightsStore
 from verifier.whole import WholeGradients
 
 log = logging.getLogger("verifier")
 
-PEER_PATIENCE_SECONDS = 6.0
-"""A seat that is silent for longer is named and the run stops (shadow promotion comes with number 4)."""
 STEP_TASKS = 40
 """A step that lasts longer than this many task time-outs stands still."""
 
@@ -83,6 +80,7 @@ class Seat:
         self.context = context
         self.corpus = corpus
         self.outside = outside
+        self.rows = Rows(context.spec, corpus)
         self.meter = Meter()
         self.peers = Peers(context, endpoint_of)
         self.door = Door(context, self._hear)
@@ -90,7 +88,7 @@ class Seat:
         self.recomputer = Recomputer(context, self.weights, self.meter)
         self.payroll = Payroll(context, outside.params, outside.escrow)
         evidence, court = home / "evidence", outside.court
-        self.cosigner = Cosigner(context, self.weights, court, self.meter, evidence, self._data_hashes, self._on_fault)
+        self.cosigner = Cosigner(context, self.weights, court, self.meter, evidence, self.rows.hashes, self._on_fault)
         self.accuser = Accuser(
             context,
             self.peers,
@@ -118,7 +116,7 @@ class Seat:
             self.weights,
             self.recomputer,
             self.meter,
-            self._batch,
+            self.rows.batch,
             self.docket.on_offence,
             self.teller.verdict,
             self.docket.barred,
@@ -131,14 +129,14 @@ class Seat:
             self.peers,
             self.weights,
             self.recomputer,
-            self._data_hashes,
+            self.rows.hashes,
             self.cosigner,
             self.docket.on_offence,
             self.teller.cross_audit,
             self.teller.fault,
             self.teller.recorded,
         )
-        self.whole = WholeGradients(context, self.peers, self.recomputer, self.driver, self._data_hashes)
+        self.whole = WholeGradients(context, self.peers, self.recomputer, self.driver, self.rows.hashes)
         self.reducers = {
             stage: Reducer(
                 context,
@@ -173,18 +171,18 @@ class Seat:
 
     async def run(self) -> None:
         """Train to the end. Raises Fatal with the reason when it cannot go on; money and finished work are safe."""
-        watch = asyncio.create_task(self._watch_peers())
+        watch = asyncio.create_task(watch_others(self.context, self.peers, self._ping))
         work = asyncio.create_task(self._work())
         try:
             done, _ = await asyncio.wait({watch, work}, return_when=asyncio.FIRST_COMPLETED)
-            if work in done and _is_peer_gone(work):
+            if work in done and is_peer_gone(work):
                 # A call to another seat failed: the watch finds out within seconds whether it is gone, and names it.
                 await asyncio.wait({watch}, timeout=2 * PEER_PATIENCE_SECONDS)
                 done = {watch} if watch.done() else done
             for task in done:
                 task.result()
         except* SentinelError as group:
-            raise _first(group) from None
+            raise first_of(group) from None
         except* TimeoutError:
             raise Fatal(f"step {self.step} did not end within {self._step_limit():.0f} s ({self.phase})") from None
         finally:
@@ -219,27 +217,6 @@ class Seat:
         self.driver.recorder.close()
         await self.relay.stop()
         await self.peers.close()
-
-    async def _watch_peers(self) -> None:
-        """Ping the others; a seat that stays silent stops the run within ten seconds."""
-        heard = {seat.account: time.monotonic() for seat in self.context.others}
-        first = dict.fromkeys(heard, True)
-        while True:
-            for seat in self.context.others:
-                try:
-                    await self.peers.ask(seat.account, self._ping(), time_limit=3.0)
-                    heard[seat.account] = time.monotonic()
-                    first[seat.account] = False
-                except (PeerGone, ProtocolError) as error:
-                    silent = time.monotonic() - heard[seat.account]
-                    limit = 120.0 if first[seat.account] else PEER_PATIENCE_SECONDS
-                    if silent > limit:
-                        stages = ", ".join(map(str, self.context.stages_of(seat.index))) or "none"
-                        raise Fatal(
-                            f"seat {seat.index} ({seat.account}) stopped answering ({error}); it held stages {stages}. "
-                            "The run stops: nothing is lost, finished epochs stay payable, the rest is refunded"
-                        ) from error
-            await asyncio.sleep(1.0)
 
     def _ping(self) -> pb.SeatMessage:
         return pb.SeatMessage(ping=pb.Ping(step=self.step, phase=self.phase))
@@ -403,14 +380,7 @@ class Seat:
         """What a finished step's findings mean for pay, and for a seat that was found out too often."""
         ledger = self.audits.ledger
         self.closing.audited(ledger.step - LAG, ledger)
-        lost = ledger.lost()
-        if lost is not None:
-            what = ", ".join(f"{fault.kind.name} in step {fault.step}" for fault in ledger.misses(lost))
-            whose = "this seat has" if lost == self.context.account else f"seat {lost} has"
-            raise Fatal(
-                f"{whose} lost its place in job {self.context.job_id}: {what}. The run stops: nothing is lost, "
-                "finished epochs stay payable, the rest is refunded"
-            )
+        self.audits.check_seats()
 
     async def _last_audits(self) -> None:
         """After the last step: as many rounds of findings as a step's audits take, without steps."""
@@ -507,7 +477,7 @@ class Seat:
             await asyncio.to_thread(self.accuser.check_certificate, message.quarantine)
             self.docket.take(self._check_step(message.quarantine.step), message.quarantine)
         elif kind == "weights_query":
-            return pb.SeatMessage(weights_answer=await self._serve(message.weights_query))
+            return pb.SeatMessage(weights_answer=await self.weights.serve(message.weights_query, self.step + 1))
         elif kind == "audit_query":
             return pb.SeatMessage(audit_answer=self.audits.serve_frame(sender, message.audit_query))
         elif kind == "update_query":
@@ -563,17 +533,6 @@ class Seat:
         state = self._check_step(aggregate.step)
         state.aggregates.setdefault(aggregate.stage, aggregate)
         state.changed()
-
-    async def _serve(self, query: pb.WeightsQuery) -> pb.WeightsAnswer:
-        until = time.monotonic() + 10.0
-        # A faster seat may have finished the step whose signatures this one is still collecting.
-        while (payload := self.weights.payload(query.step, query.stage)) is None and query.step == self.step + 1:
-            if time.monotonic() > until:
-                break
-            await asyncio.sleep(0.005)
-        if payload is None:
-            raise ProtocolError("weights", f"weights of stage {query.stage} for step {query.step} are not kept here")
-        return pb.WeightsAnswer(payload=payload)
 
     # ---- faults
 
@@ -635,22 +594,6 @@ class Seat:
                 session.send(pb.ToWorker(receipt=receipt))
                 del self._pending_receipts[slot]
 
-    # ---- data
-
-    def _batch(self, step: int, microbatch: int) -> tuple[torch.Tensor, torch.Tensor]:
-        spec = self.context.spec
-        return batch(
-            self.corpus.train,
-            seed=spec.seed,
-            step=step,
-            microbatch=microbatch,
-            batch_size=spec.training.microbatch_size,
-            seq_len=spec.model.seq_len,
-        )
-
-    def _data_hashes(self, step: int, microbatch: int) -> frozenset[bytes]:
-        return frozenset(tensor_hash(t) for t in self._batch(step, microbatch))
-
     # ---- epochs
 
     def _epoch(self, step: int) -> int:
@@ -659,16 +602,3 @@ class Seat:
     def _is_epoch_end(self, step: int) -> bool:
         training = self.context.spec.training
         return (step + 1) % training.epoch_steps == 0 or step == training.steps - 1
-
-
-def _is_peer_gone(task: asyncio.Task[None]) -> bool:
-    error = None if task.cancelled() else task.exception()
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return isinstance(error, PeerGone)
-
-
-def _first(group: BaseExceptionGroup[SentinelError]) -> SentinelError:
-    for error in group.exceptions:
-        return _first(error) if isinstance(error, BaseExceptionGroup) else error
-    raise AssertionError("an exception group is never empty")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import OrderedDict
 
 import torch
@@ -16,6 +17,7 @@ from verifier.context import SeatContext
 from verifier.peers import Peers
 
 KEPT_STEPS = 4
+AHEAD_SECONDS = 10.0
 
 
 class WeightsStore:
@@ -69,6 +71,18 @@ class WeightsStore:
                 raise ProtocolError("weights", f"seat {primary} served other weights than the record names")
             self.put(step, stage, payload)
             return payload
+
+    async def serve(self, query: pb.WeightsQuery, ahead: int) -> pb.WeightsAnswer:
+        """For another seat. ``ahead``: the step after this seat's; a faster seat may have finished the step whose
+        signatures this one is still collecting, so for that one it waits. Raises ProtocolError("weights")."""
+        until = time.monotonic() + AHEAD_SECONDS
+        while (payload := self.payload(query.step, query.stage)) is None and query.step == ahead:
+            if time.monotonic() > until:
+                break
+            await asyncio.sleep(0.005)
+        if payload is None:
+            raise ProtocolError("weights", f"weights of stage {query.stage} for step {query.step} are not kept here")
+        return pb.WeightsAnswer(payload=payload)
 
     async def flat(self, step: int, stage: int) -> torch.Tensor:
         """fp32 [N]; shared, do not write."""

@@ -155,7 +155,7 @@ class OneSeat:
 
     def held(self, microbatch: int = 0) -> Held:
         """A microbatch with what every stage of it needs."""
-        tokens, targets = self.seat._batch(0, microbatch)
+        tokens, targets = self.seat.rows.batch(0, microbatch)
         held = Held(microbatch, tokens, targets)
         held.inputs = {0: encode(tokens), 1: encode(torch.randn(self.seat.context.shapes.activation))}
         held.incoming = {0: encode(torch.randn(self.seat.context.shapes.activation) * 1e-3), 1: encode(targets)}

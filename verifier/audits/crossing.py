@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError
 
 from sentinel_market.domain.cross_audit import LAG, Draw, Fault, FaultKind, Ledger, Outcome, Said
 from sentinel_market.domain.messages import AuditWork
-from sentinel_market.errors import PeerGone, ProtocolError
+from sentinel_market.errors import Fatal, PeerGone, ProtocolError
 from sentinel_market.wire import relay_pb2 as pb
 from sentinel_market.wire.tensors import decode
 from verifier.answers import Leaf
@@ -130,6 +130,17 @@ class CrossAudits:
 
     def _agreed(self, step: int, stage: int) -> AgreedUpdate | None:
         return self._updates.get((step, stage))
+
+    def check_seats(self) -> None:
+        """Raises Fatal where the records say that a seat has lost its place."""
+        lost = self.ledger.lost()
+        if lost is not None:
+            what = ", ".join(f"{fault.kind.name} in step {fault.step}" for fault in self.ledger.misses(lost))
+            whose = "this seat has" if lost == self.context.account else f"seat {lost} has"
+            raise Fatal(
+                f"{whose} lost its place in job {self.context.job_id}: {what}. The run stops: nothing is lost, "
+                "finished epochs stay payable, the rest is refunded"
+            )
 
     # ---- looking
 
