@@ -403,7 +403,7 @@ class Driver:
             [c.digest for c in answer.commitments],
             stage=stage,
             num_stages=self.context.num_stages,
-            in_warmup=self._in_warmup(),
+            in_warmup=self._in_warmup() or self.engine.has_moved(stage),
         )
 
     async def _confirm(

@@ -147,7 +147,7 @@ class Judge:
             [name],
             stage=claim.stage,
             num_stages=len(self._workers),
-            in_warmup=self._step < self._warmup_steps,
+            in_warmup=self._step < self._warmup_steps or engine.has_moved(claim.stage),
         )
         watched = self._recompute_allowed and hearing.watched
         if hearing.suspect is None and not audited and not watched:

@@ -263,7 +263,7 @@ class Rehearsal:
             names,
             stage=stage,
             num_stages=self.head.stages,
-            in_warmup=self._in_warmup,
+            in_warmup=self._in_warmup or self._engine.has_moved(stage),
         )
         if hearing.suspect is None and not audited and not hearing.watched:
             hearing.accept()

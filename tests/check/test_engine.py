@@ -61,7 +61,7 @@ class Run:
             self.engine.convict(ban.worker)
         if screening.verdict.kind is VerdictKind.ACCEPT:
             self.engine.accept(frame.stage, frame.direction, screening)
-        elif self.choice.random() < 0.3:
+        elif self.choice.random() < 0.3 and self.engine.policy.confirms:
             self.engine.cleared_by_recompute(frame.stage, frame.direction, screening)
         return screening
 

@@ -13,7 +13,7 @@ from verifier.check.frame import BACKWARD, FORWARD
 from verifier.check.kernels import NUM_DIRECTIONS, Array, Fit, fit
 from verifier.check.verdict import E6
 
-VERSION = 1
+VERSION = 2
 # sentinel.md sections 2 and 3. Distances and norms are kept as logarithms: fences on ratios follow shrinking gradients.
 FRAME_METRICS = ("l1", "l2", "sfr", "sw", "align", "rms", "even", "cosine", "blur", "gain", "change", "drift")
 LOSS_METRICS = ("mean", "std", "zeros")
@@ -79,7 +79,8 @@ class Baseline(Window):
 
     ``mean`` [T, D]: EMA of the batch mean. ``change`` [D]: EMA of mean(out - in).
     ``k_e6`` [M]: width of the fences; ``k_moved`` [M]: frame count at which each k last moved (-1: never).
-    ``clearances``: worker -> frame count at its last clearance that counted.
+    ``clearances``: worker -> frame count at its last clearance that counted. ``moved_until``: frame count up to which
+    the fences are as wide as in warm-up, since honest frames moved.
     """
 
     stage: int
@@ -91,6 +92,7 @@ class Baseline(Window):
     k_e6: Array = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     k_moved: Array = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     clearances: dict[int, int] = field(default_factory=dict)
+    moved_until: int = 0
     _directions: Array | None = None
 
     @classmethod
@@ -117,6 +119,10 @@ class Baseline(Window):
             self._directions = make_directions(width, self.seed * 1009 + self.stage * 2 + self.direction)
         return self._directions
 
+    def is_young(self, warmup_frames: int) -> bool:
+        """Whether only wide fences hold: in warm-up, and for a while after honest frames moved."""
+        return self.frames < max(warmup_frames, self.moved_until)
+
     def k(self, metric: int, k_init: float) -> float:
         """The fence's width for a column; ``k_init`` until it first moved."""
         stored = int(self.k_e6[metric])
@@ -127,7 +133,8 @@ class Baseline(Window):
         pairs = sorted(self.clearances.items())
         return {
             "meta": torch.tensor(
-                [VERSION, self.stage, self.num_stages, self.direction, self.seed, self.frames], dtype=torch.int64
+                [VERSION, self.stage, self.num_stages, self.direction, self.seed, self.frames, self.moved_until],
+                dtype=torch.int64,
             ),
             "mean": _tensor(self.mean, 2),
             "change": _tensor(self.change, 1),
@@ -142,7 +149,7 @@ class Baseline(Window):
     def from_state_dict(cls, state: Mapping[str, torch.Tensor]) -> Baseline:
         """The inverse; ProtocolError("baseline") for a state that does not fit together."""
         try:
-            version, stage, num_stages, direction, seed, frames = (int(v) for v in state["meta"])
+            version, stage, num_stages, direction, seed, frames, moved = (int(v) for v in state["meta"])
             if version != VERSION:
                 raise ValueError(f"version {version}, this build reads {VERSION}")
             baseline = cls.new(stage, num_stages, direction, seed)
@@ -158,7 +165,7 @@ class Baseline(Window):
             baseline.clearances = {int(w): int(f) for w, f in state["clearances"].reshape(-1, 2)}
         except (KeyError, ValueError, TypeError, RuntimeError) as error:
             raise ProtocolError("baseline", f"not a baseline's state: {error}") from error
-        baseline.frames = frames
+        baseline.frames, baseline.moved_until = frames, moved
         baseline.window, baseline.workers = window.numpy().copy(), workers.numpy().copy()
         baseline.k_e6, baseline.k_moved = k_e6.numpy().copy(), k_moved.numpy().copy()
         return baseline
