@@ -220,6 +220,9 @@ class _Follower:
             display.step(data)
         elif topic == "settlement":
             self.run.settlements.append(data)
+        elif topic == "seat":
+            if data["kind"] == "fault":
+                display.event(f"step {data['step']}: seat {data['seat']}: {data['fault']} goes on its public record")
         else:
             self.run.verdicts.append(data)
             display.progress.bans += data["kind"] == "executed"
