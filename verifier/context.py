@@ -101,6 +101,10 @@ class SeatContext:
     def my_microbatches(self) -> tuple[int, ...]:
         return assignment.microbatches_of(self.me, self.spec.training.microbatches, self.live)
 
+    def share_of(self, seat: int) -> int:
+        """How many microbatches a seat drives a step."""
+        return len(assignment.microbatches_of(seat, self.spec.training.microbatches, self.live))
+
     def stage_of(self, slot: int) -> int:
         return assignment.stage_of(slot, self.num_replicas)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from sentinel_market.chain.eip712 import keccak256
 from sentinel_market.domain import assignment
-from sentinel_market.domain.cross_audit import LAG, Effect, Ledger, effect_of
+from sentinel_market.domain.cross_audit import LAG, Effect, Ledger
 from sentinel_market.domain.messages import JobFinish, Settlement, WorkReceipt
 from sentinel_market.domain.quote import QuoteParams
 from sentinel_market.domain.settlement import Amounts, Receipt, SeatWork, settle
@@ -248,9 +248,8 @@ class Payroll:
         c = self.context
         records = {}
         for seat in c.seats:
-            share = len(assignment.microbatches_of(seat.index, c.spec.training.microbatches, c.live))
-            faults = [fault for fault in ledger.faults if fault.seat == seat.account]
-            records[seat.account] = _Record(ledger.audited.get(seat.account, 0), effect_of(faults, share))
+            standing = ledger.standing(seat.account, c.share_of(seat.index))
+            records[seat.account] = _Record(standing.audits_done, standing.effect)
         self._owed[step] = _Owed(self._frozen.pop(step), dict(self.offences), records)
         for old in sorted(self._owed)[:-8]:
             del self._owed[old]

@@ -36,7 +36,7 @@ _HEADERS: Final = {
     "Referrer-Policy": "no-referrer",
 }
 _CODES: Final = {404: "not-found", 405: "method-not-allowed"}
-_BODIES: Final = (dto.EndpointAnnouncement, dto.StepMetrics, dto.VerdictBatch, dto.SettlementProposal)
+_BODIES: Final = (dto.EndpointAnnouncement, dto.StepMetrics, dto.VerdictBatch, dto.SettlementProposal, dto.SeatsRecord)
 
 
 def create_app(settings: CoordinatorSettings) -> FastAPI:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final, TypeVar
 
@@ -13,6 +13,7 @@ from sentinel_market.chain import eip712, signing
 from sentinel_market.coordinator.indexer import Indexer
 from sentinel_market.coordinator.roster import Roster, SeatState, roster
 from sentinel_market.coordinator.settings import CoordinatorSettings
+from sentinel_market.domain.cross_audit import LAG
 from sentinel_market.domain.job_spec import JobSpec
 from sentinel_market.domain.ledger import JobMoney, Ledger
 from sentinel_market.domain.merkle import address_bytes, pay_tree
@@ -199,6 +200,24 @@ class Service:
                     unit.quarantines.put(job_id, event.slot, event.nonce, seat.account, event.step, event.reason)
         return dto.Stored(new=added > 0)
 
+    def put_seats_record(self, job_id: int, seat: SeatState, record: dto.SeatsRecord) -> dto.Stored:
+        """Store what a seat says of all seats of its job; the newest step wins."""
+        self._same_job(job_id, record.job_id)
+        self._check_issued(record.issued)
+        with self.store.write() as unit:
+            spec = self.spec_of(unit, self.job_row(unit, job_id))
+            # Rounds of findings follow the last step.
+            if spec is not None and record.step >= spec.training.steps + LAG:
+                raise Refusal(400, "bad-step", f"step {record.step} of a job of {spec.training.steps} steps")
+            holders = {one.account.lower() for one in self.roster(unit, job_id).seats.values()}
+            problem = _problem(record, holders)
+            if problem is not None:
+                raise Refusal(400, "bad-record", problem)
+            new = unit.seat_records.put(job_id, seat.account, record.step, record.issued, record.model_dump())
+        if not new:
+            raise Refusal(409, "stale", f"a record of {seat.account} of step {record.step} or later is here already")
+        return dto.Stored(new=True)
+
     def put_settlement(self, job_id: int, seat: SeatState, proposal: dto.SettlementProposal) -> dto.Stored:
         """Store a root with its leaves, after recomputing it."""
         self._same_job(job_id, proposal.job_id)
@@ -280,6 +299,28 @@ def _recover(digest: bytes, signature: str) -> str:
         return signing.recover(digest, bytes.fromhex(signature.removeprefix("0x")))
     except (ProtocolError, ValueError) as error:
         raise Refusal(401, "signature", f"the signature is not valid: {error}") from None
+
+
+def _problem(record: dto.SeatsRecord, holders: Collection[str]) -> str | None:
+    """What no ledger could say, in words; ``holders``: accounts of the job's seats in lower case."""
+    accounts = [one.account.lower() for one in record.seats]
+    if len(set(accounts)) < len(accounts):
+        return "an account is listed twice"
+    for one in record.seats:
+        if one.account.lower() not in holders:
+            return f"{one.account} holds no seat of job {record.job_id}"
+        if one.audits_done > one.audits_due:
+            return f"{one.account} did {one.audits_done} audits of {one.audits_due}"
+        named = {(fault.kind, fault.step, fault.subject) for fault in one.faults}
+        if len(named) < len(one.faults):
+            return f"a fault of {one.account} is listed twice"
+        for fault in one.faults:
+            if not fault.step <= fault.recorded <= record.step:
+                return (
+                    f"a fault of {one.account} in step {fault.step}, recorded in step {fault.recorded}, "
+                    f"in the record of step {record.step}"
+                )
+    return None
 
 
 def money_view(job: JobMoney) -> dto.MoneyView:

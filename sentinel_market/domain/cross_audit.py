@@ -160,6 +160,19 @@ def effect_of(faults: Iterable[Fault], microbatches: int) -> Effect:
     return Effect(sum(n for step, n in single.items() if step not in steps) + microbatches * len(steps), charged)
 
 
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """One seat's public record: ``drawn`` of its frames and updates were drawn, it was auditor of ``audits_due`` draws
+    and told of ``audits_done``. ``faults``: each with the step whose record says so, in that order."""
+
+    account: str
+    drawn: int
+    audits_due: int
+    audits_done: int
+    faults: tuple[tuple[Fault, int], ...]
+    effect: Effect
+
+
 @dataclass
 class Ledger:
     """Everything that records have said of the seats, fed a step at a time and in order. The same for every seat.
@@ -175,6 +188,10 @@ class Ledger:
     """Fault -> the step whose record says so."""
     audited: dict[str, int] = field(default_factory=dict)
     """Account -> cross-audits that it was drawn for, did and told."""
+    drawn: dict[str, int] = field(default_factory=dict)
+    """Account -> its frames and updates that were drawn."""
+    due: dict[str, int] = field(default_factory=dict)
+    """Account -> draws that it was to audit."""
     step: int = -1
     _before: dict[str, Said] = field(default_factory=dict)
     _answered: set[tuple[str, bytes]] = field(default_factory=set)
@@ -216,6 +233,9 @@ class Ledger:
             rows.append((account, before.root, secret))
         seed = seed_of(self.job_id, step - 1, rows)
         self.draws[step - 1] = tuple(self._drawn(step - 1, seed, shares))
+        for draw in self.draws[step - 1]:
+            self.drawn[draw.accused] = self.drawn.get(draw.accused, 0) + 1
+            self.due[draw.auditor] = self.due.get(draw.auditor, 0) + 1
 
     def _drawn(self, step: int, seed: bytes, shares: tuple[int, int]) -> Iterable[Draw]:
         frames, updates = shares
@@ -236,6 +256,18 @@ class Ledger:
         """What counts towards the loss of its seat, by step: in the window that ends now."""
         found = [f for f, at in self.faults.items() if f.seat == account and f.kind in MISSES]
         return sorted((f for f in found if f.step > self.step - MISS_WINDOW), key=lambda f: (f.step, f.kind))
+
+    def standing(self, account: str, microbatches: int) -> Standing:
+        """The public record of a seat that drives ``microbatches`` a step. Equal ledgers give equal standings."""
+        found = [(fault, at) for fault, at in self.faults.items() if fault.seat == account]
+        return Standing(
+            account,
+            self.drawn.get(account, 0),
+            self.due.get(account, 0),
+            self.audited.get(account, 0),
+            tuple(sorted(found, key=lambda one: (one[1], one[0].step, one[0].kind, one[0].subject))),
+            effect_of((fault for fault, _ in found), microbatches),
+        )
 
     def lost(self) -> str | None:
         """The first account in seat order that has lost its seat: by misses, or by one wrong update."""

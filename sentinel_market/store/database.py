@@ -22,6 +22,7 @@ from sentinel_market.store.repositories import (
     Jobs,
     Metrics,
     Quarantines,
+    SeatRecords,
     Settlements,
     Specs,
     Verdicts,
@@ -40,6 +41,7 @@ class UnitOfWork:
         self.endpoints = Endpoints(connection)
         self.metrics = Metrics(connection)
         self.verdicts = Verdicts(connection)
+        self.seat_records = SeatRecords(connection)
         self.quarantines = Quarantines(connection)
         self.events = ChainEvents(connection)
         self.blobs = BlobRows(connection)

@@ -202,6 +202,30 @@ class Verdicts(_Repository):
         )
 
 
+class SeatRecords(_Repository):
+    """What each seat says of all seats of its job; the newest document of a seat wins."""
+
+    def put(self, job_id: int, verifier: str, step: int, issued: int, body: Mapping[str, Any]) -> bool:
+        """Store a seat's document; False when it is of an older step than what is here, or not newer at the same."""
+        table = schema.seat_records
+        values = {
+            "job_id": job_id,
+            "verifier": verifier.lower(),
+            "step": step,
+            "issued": issued,
+            "body": dict(body),
+        }
+        newer = (table.c.step < step) | ((table.c.step == step) & (table.c.issued < issued))
+        statement = insert(table).values(values)
+        statement = statement.on_conflict_do_update(index_elements=["job_id", "verifier"], set_=values, where=newer)
+        return self._connection.execute(statement).rowcount > 0
+
+    def of_job(self, job_id: int) -> list[Row]:
+        """The newest document of each seat, by verifier."""
+        table = schema.seat_records
+        return self._rows(select(table).where(table.c.job_id == job_id).order_by(table.c.verifier))
+
+
 class Quarantines(_Repository):
     """Which seat quarantined which assignment, from which step on, and why."""
 
@@ -246,6 +270,18 @@ class ChainEvents(_Repository):
         """Every event, in chain order."""
         table = schema.chain_events
         return self._rows(select(table).order_by(table.c.block, table.c.log_index))
+
+    def jobs_with_seat(self, account: str) -> list[int]:
+        """Jobs in which an account took a seat, newest first."""
+        table = schema.chain_events
+        holder = func.lower(table.c.args["account"].as_string())
+        statement = (
+            select(table.c.job_id)
+            .where(table.c.name == "SeatTaken", holder == account.lower())
+            .distinct()
+            .order_by(table.c.job_id.desc())
+        )
+        return [row["job_id"] for row in self._rows(statement)]
 
     def after(self, block: int, log_index: int) -> list[Row]:
         """Events after a position, in chain order."""

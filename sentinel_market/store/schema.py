@@ -64,6 +64,16 @@ verdicts = Table(
 )
 Index("verdicts_by_job", verdicts.c.job_id, verdicts.c.id)
 
+seat_records = Table(
+    "seat_records",
+    metadata,
+    Column("job_id", BigInteger, primary_key=True, autoincrement=False),
+    Column("verifier", String(42), primary_key=True),
+    Column("step", BigInteger, nullable=False),
+    Column("issued", BigInteger, nullable=False),
+    Column("body", JSON, nullable=False),
+)
+
 quarantines = Table(
     "quarantines",
     metadata,
@@ -87,6 +97,7 @@ chain_events = Table(
     Column("args", JSON, nullable=False),
 )
 Index("chain_events_by_job", chain_events.c.job_id, chain_events.c.block)
+Index("chain_events_by_name", chain_events.c.name, chain_events.c.job_id)
 
 cursors = Table(
     "cursors",

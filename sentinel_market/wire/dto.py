@@ -18,6 +18,12 @@ MAX_SETTLEMENT_BYTES: Final = 8 * 1024 * 1024
 MAX_EVENTS: Final = 128
 """Verdict events in one request."""
 MAX_LEAVES: Final = 50_000
+MAX_RECORD_BYTES: Final = 1024 * 1024
+"""Limit of a record of all seats."""
+MAX_SEATS: Final = 64
+"""As a job file allows."""
+MAX_FAULTS: Final = 64
+"""Faults that a record lists of one seat: its newest. Older ones are counted."""
 _INT64: Final = 2**63 - 1
 
 Hex32 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -27,6 +33,16 @@ Count = Annotated[int, Field(ge=0, le=_INT64)]
 Uint32 = Annotated[int, Field(ge=0, le=2**32 - 1)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 VerdictName = Literal["suspect", "cleared", "violation", "quarantine", "inconclusive", "false-alarm"]
+FaultName = Literal[
+    "UNSERVED_FRAME",
+    "UNSERVED_UPDATE",
+    "UNREVEALED",
+    "WRONG_UPDATE",
+    "RUBBER_STAMP",
+    "FALSE_ALARM",
+    "LAZY_AUDIT",
+]
+"""The names of ``domain.cross_audit.FaultKind``."""
 
 
 def request_digest(*, chain_id: int, market: str, method: str, path: str, body: bytes) -> bytes:
@@ -123,6 +139,42 @@ class SettlementProposal(Strict):
     total: AmountText
     step_record_hash: Hex32
     leaves: Annotated[list[SettlementLeaf], Field(min_length=1, max_length=MAX_LEAVES)]
+
+
+class SeatFault(Strict):
+    """A fault: done in ``step``, named by the record of step ``recorded``."""
+
+    kind: FaultName
+    step: Count
+    recorded: Count
+    subject: Hex32
+
+
+class SeatStanding(Strict):
+    """What the records say of one seat (``domain.cross_audit.Standing``)."""
+
+    account: AddressText
+    drawn: Count
+    """Its frames and updates that were drawn for a cross-audit."""
+    audits_due: Count
+    """Draws that it was to audit."""
+    audits_done: Count
+    faults: Annotated[list[SeatFault], Field(max_length=MAX_FAULTS)]
+    earlier: dict[FaultName, Count] = {}
+    """Older faults by kind, where there are more than ``MAX_FAULTS``."""
+    voided: Count
+    """Microbatches whose relaying is not paid."""
+    charged: Count
+    """Recomputes that are taken off its pay."""
+
+
+class SeatsRecord(Strict):
+    """The public record of all seats of a job, as one of them has it after the record of a step."""
+
+    job_id: Count
+    step: Count
+    issued: Count
+    seats: Annotated[list[SeatStanding], Field(min_length=1, max_length=MAX_SEATS)]
 
 
 # --- answers
@@ -258,6 +310,78 @@ class WorkerView(Answer):
     banned: bool
     slashed: str
     """Slashed on this job, base units."""
+
+
+class FaultView(Answer):
+    """A fault that ``said_by`` of the job's reporters list."""
+
+    kind: str
+    step: int
+    recorded: int
+    subject: str
+    said_by: int
+
+
+class SeatRecordView(Answer):
+    """One seat in the public record. The numbers are those that most documents of the view's step give."""
+
+    account: str
+    agree: int
+    """Documents of that step that say exactly this of the seat."""
+    drawn: int
+    audits_due: int
+    audits_done: int
+    voided: int
+    charged: int
+    faults: list[FaultView]
+    """By step; those that not all reporters list, too."""
+    earlier: dict[str, int]
+
+
+class JobRecordView(Answer):
+    """The public record of a job's seats. ``step``: the newest that a majority of the ``reporters`` has reached, None
+    before the first report; ``documents``: how many are of that very step."""
+
+    job_id: int
+    step: int | None
+    num_seats: int
+    reporters: int
+    documents: int
+    seats: list[SeatRecordView]
+
+
+class AccountJobView(Answer):
+    """An account's record in one job. ``faults`` by kind: those that a majority of the reporters lists; ``disputed``
+    counts the others. ``agreed``: at least half of the reporters give these numbers, so that they are summed."""
+
+    job_id: int
+    step: int
+    reporters: int
+    documents: int
+    agree: int
+    agreed: bool
+    drawn: int
+    audits_due: int
+    audits_done: int
+    voided: int
+    charged: int
+    faults: dict[str, int]
+    disputed: int
+
+
+class AccountRecordView(Answer):
+    """An account's record over its jobs, newest first, and the sums over those. ``jobs_left_out``: older ones."""
+
+    account: str
+    drawn: int
+    audits_due: int
+    audits_done: int
+    voided: int
+    charged: int
+    faults: dict[str, int]
+    disputed: int
+    jobs: list[AccountJobView]
+    jobs_left_out: int
 
 
 class SettlementView(Answer):

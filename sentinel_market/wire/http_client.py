@@ -124,6 +124,14 @@ class CoordinatorClient:
         """Who earned, was promised, drew and lost what."""
         return _parse(dto.LedgerView, self._send("GET", f"/jobs/{job_id}/ledger"))
 
+    def seats_record(self, job_id: int) -> dto.JobRecordView:
+        """Misses, false alarms and their effect on pay, of every seat of a job."""
+        return _parse(dto.JobRecordView, self._send("GET", f"/jobs/{job_id}/seats/record"))
+
+    def account_record(self, account: str) -> dto.AccountRecordView:
+        """The same of one account over all its jobs."""
+        return _parse(dto.AccountRecordView, self._send("GET", f"/seats/{account}/record"))
+
     # --- content-addressed
 
     def put_spec(self, spec: JobSpec) -> str:
@@ -186,6 +194,10 @@ class CoordinatorClient:
     def post_settlement(self, proposal: dto.SettlementProposal) -> None:
         """Publish a settlement root with its leaves, so that everybody can claim."""
         self._post(f"/jobs/{proposal.job_id}/settlements", proposal)
+
+    def post_seats_record(self, record: dto.SeatsRecord) -> None:
+        """Publish the record of all seats as this one has it."""
+        self._post(f"/jobs/{record.job_id}/seats/record", record)
 
     def _post(self, path: str, body: BaseModel, *, signed: bool = True) -> None:
         content = body.model_dump_json().encode()

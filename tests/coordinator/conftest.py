@@ -158,3 +158,21 @@ def metrics(step: int, *, issued: int = 1000, **changes: Any) -> dto.StepMetrics
 def verdict(kind: dto.VerdictName = "suspect", *, slot: int = 4, **changes: Any) -> dto.VerdictEvent:
     base = {"step": 3, "slot": slot, "nonce": 0, "kind": kind, "reason": "l1 9 > 3", "issued": 1000}
     return dto.VerdictEvent.model_validate({**base, **changes})
+
+
+def fault(kind: dto.FaultName = "FALSE_ALARM", step: int = 2, recorded: int = 4, word: str = "ab") -> dto.SeatFault:
+    return dto.SeatFault(kind=kind, step=step, recorded=recorded, subject=word * 32)
+
+
+def standing(seat: int, *faults: dto.SeatFault, **changes: Any) -> dto.SeatStanding:
+    base = {"drawn": 9, "audits_due": 7, "audits_done": 6, "voided": 2 * len(faults), "charged": 0}
+    return dto.SeatStanding(account=SEATS[seat], **{**base, "faults": list(faults), **changes})
+
+
+def seats_record(
+    step: int = 10, *seats: dto.SeatStanding, issued: int = 1000, job_id: int = 1, clean: bool = True
+) -> dto.SeatsRecord:
+    """``seats``: those that are not as always; with ``clean`` the others are added."""
+    named = {one.account: one for one in seats}
+    rest = [standing(seat) for seat in range(3) if SEATS[seat] not in named] if clean else []
+    return dto.SeatsRecord(job_id=job_id, step=step, issued=issued, seats=[*seats, *rest])

@@ -108,6 +108,7 @@ def test_a_body_over_the_limit_is_refused_whatever_it_says_of_its_length(http: T
         "/jobs/2/endpoints",
         "/jobs/2/metrics",
         "/jobs/2/verdicts",
+        "/jobs/2/seats/record",
     ],
 )
 def test_an_unknown_job(http: TestClient, path: str) -> None:
@@ -522,7 +523,14 @@ def test_every_route_is_documented(http: TestClient) -> None:
     schema = http.get("/openapi.json").json()
     text = Path("docs/api.md").read_text(encoding="utf-8")
     names = set(schema["components"]["schemas"])
-    assert {"EndpointAnnouncement", "StepMetrics", "VerdictBatch", "VerdictEvent", "SettlementProposal"} <= names
+    assert {
+        "EndpointAnnouncement",
+        "StepMetrics",
+        "VerdictBatch",
+        "VerdictEvent",
+        "SettlementProposal",
+        "SeatsRecord",
+    } <= names
     for reference in set(json.dumps(schema).split("#/components/schemas/")[1:]):
         assert reference.split('"')[0] in names
     for path, operations in schema["paths"].items():

@@ -20,7 +20,19 @@ from sentinel_market.domain.messages import Endpoint
 from sentinel_market.errors import PeerGone, UserError
 from sentinel_market.wire import dto
 from sentinel_market.wire.http_client import CoordinatorClient, Refused
-from tests.coordinator.conftest import CHAIN_ID, CONTRACTS, SEAT_KEYS, SEATS, SPEC, WORKERS, metrics, verdict
+from tests.coordinator.conftest import (
+    CHAIN_ID,
+    CONTRACTS,
+    SEAT_KEYS,
+    SEATS,
+    SPEC,
+    WORKERS,
+    fault,
+    metrics,
+    seats_record,
+    standing,
+    verdict,
+)
 
 
 @pytest.fixture
@@ -54,6 +66,9 @@ def test_all_that_a_seat_does(client: CoordinatorClient, tmp_path: Path) -> None
     assert client.endpoints(1)[0].endpoint == "127.0.0.1:7001"
     client.post_metrics(metrics(0, loss=2.0))
     assert client.metrics(1).steps[0].loss == 2.0
+    client.post_seats_record(seats_record(3, standing(2, fault(recorded=3))))
+    assert client.seats_record(1).seats[2].faults[0].said_by == 1
+    assert client.account_record(SEATS[2]).faults == {"FALSE_ALARM": 1}
     client.post_verdicts(1, [verdict(step=step) for step in range(150)])
     assert len(client.verdicts(1)) == 150
     tree_root = pay_tree(1, {WORKERS[0]: 5}, eip712.keccak256).root.hex()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -19,6 +20,7 @@ from sentinel_market.domain.cross_audit import (
     Ledger,
     Outcome,
     Said,
+    Standing,
     auditor_of,
     effect_of,
     is_drawn,
@@ -187,6 +189,35 @@ def test_what_faults_take_from_the_pay() -> None:
     assert of((FaultKind.UNREVEALED, 3, NONE), (frame, 3, b"a"), (frame, 4, b"a")) == Effect(5, 0)
     assert of((FaultKind.FALSE_ALARM, 3, b"a"), (FaultKind.FALSE_ALARM, 3, b"b")) == Effect(4, 0)
     assert of((FaultKind.LAZY_AUDIT, 3, b"a"), (FaultKind.RUBBER_STAMP, 9, b"a")) == Effect(0, 2 * CHARGED_AUDITS)
+
+
+def test_the_standing_of_a_seat_counts_draws_audits_and_faults() -> None:
+    book = ledger()
+    run(book, range(2))
+    mine = [draw for draw in book.draws[0] if draw.auditor == SEATS[0]]
+    told = tuple((0, draw.subject, int(Outcome.AGREES)) for draw in mine[:1])
+    late, early = (Fault(FaultKind.FALSE_ALARM, SEATS[0], step, SUBJECT) for step in (1, 0))
+    run(book, range(2, 3), a={"audited": told}, b={"faults": (late, early)})
+    again = Fault(FaultKind.LAZY_AUDIT, SEATS[0], 0, SUBJECT)
+    run(book, range(3, 4), b={"faults": (again, early)})
+    one = book.standing(SEATS[0], 2)
+    draws = [draw for drawn in book.draws.values() for draw in drawn]
+    assert one == Standing(
+        SEATS[0],
+        drawn=sum(draw.accused == SEATS[0] for draw in draws),
+        audits_due=sum(draw.auditor == SEATS[0] for draw in draws),
+        audits_done=1,
+        faults=((early, 2), (late, 2), (again, 3)),
+        effect=Effect(4, CHARGED_AUDITS),
+    )
+    assert one.drawn == 3 * 5, "three steps: four frames and an update in each"
+    assert book.due == Counter(draw.auditor for draw in draws) != book.drawn
+    for _ in range(LAG + 2):
+        run(book, range(book.step + 1, book.step + 2))
+    later = book.standing(SEATS[0], 2)
+    assert later.drawn == book.step * 5, "what is forgotten of old draws stays counted"
+    assert book.standing(SEATS[1], 2).faults == ()
+    assert sum(book.drawn.values()) == sum(book.due.values())
 
 
 def test_the_record_binds_all_that_is_said() -> None:

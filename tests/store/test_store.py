@@ -14,6 +14,7 @@ from blake3 import blake3
 from sqlalchemy import text
 
 from sentinel_market.store import BlobStore, BlobTooLarge, Store, StoreFull, WrongDigest, open_store
+from sentinel_market.store.database import make_engine, migrate
 from sentinel_market.store.schema import metadata
 
 A, B = "0x" + "aA" * 20, "0x" + "bB" * 20
@@ -141,6 +142,47 @@ def test_metrics_and_verdicts(store: Store) -> None:
         assert [row["kind"] for row in unit.verdicts.newest(1, 1)] == ["violation"]
         assert unit.verdicts.counts(1) == {(4, "suspect"): 1, (4, "violation"): 1}
         assert unit.verdicts.count(1, A) == 2 and unit.verdicts.count(1, B) == 0
+
+
+def test_the_newest_record_of_a_seat_wins_and_never_goes_back_a_step(store: Store) -> None:
+    with store.write() as unit:
+        put = unit.seat_records.put
+        assert put(1, A, 10, 500, {"step": 10})
+        assert not put(1, A.lower(), 9, 900, {"step": 9}), "an older step, however new it says it is"
+        assert not put(1, A, 10, 500, {"step": 10, "again": True})
+        assert not put(1, A, 10, 499, {"step": 10, "again": True})
+        assert put(1, A, 10, 501, {"step": 10, "again": True})
+        assert put(1, A, 11, 400, {"step": 11})
+        assert put(1, B, 3, 1, {"step": 3}) and put(2, A, 1, 1, {"step": 1})
+        assert [(row["verifier"], row["body"]) for row in unit.seat_records.of_job(1)] == [
+            (A.lower(), {"step": 11}),
+            (B.lower(), {"step": 3}),
+        ]
+        assert unit.seat_records.of_job(3) == []
+
+
+def test_the_jobs_in_which_an_account_took_a_seat(store: Store) -> None:
+    def taken(block: int, job_id: int, account: str, name: str = "SeatTaken") -> dict[str, Any]:
+        return {**chain_event(block, 0, name, job_id), "args": {"account": account, "seat": 0}}
+
+    events = [taken(1, 1, A), taken(2, 2, B), taken(3, 3, A.lower()), taken(4, 3, A), taken(5, 4, A, "SlotClaimed")]
+    with store.write() as unit:
+        unit.events.add(events)
+        assert unit.events.jobs_with_seat(A) == unit.events.jobs_with_seat(A.lower()) == [3, 1]
+        assert unit.events.jobs_with_seat("0x" + "cc" * 20) == []
+
+
+def test_an_older_database_is_brought_up_to_date(tmp_path: Path) -> None:
+    engine = make_engine(tmp_path / "old.db")
+    migrate(engine, "0001")
+    with engine.begin() as connection:
+        connection.execute(text("INSERT INTO cursors VALUES ('chain', 7)"))
+    engine.dispose()
+    opened = open_store(tmp_path / "old.db")
+    with opened.write() as unit:
+        assert unit.events.cursor() == 7
+        assert unit.seat_records.put(1, A, 1, 1, {})
+    opened.close()
 
 
 def test_quarantines_keep_the_first_word(store: Store) -> None:
