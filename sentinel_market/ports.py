@@ -188,5 +188,5 @@ class Events(Protocol):
     def settlement(self, data: Mapping[str, object]) -> None: ...
 
     def seat(self, data: Mapping[str, object]) -> None:
-        """A cross-audit, a claim against a seat, a fault that a record names."""
+        """A cross-audit, a claim against a seat, a fault that a record names, the public record of all seats."""
         ...

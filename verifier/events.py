@@ -67,6 +67,8 @@ class SeatEvents:
             self._publish_step(data)
         elif topic == "verdict":
             self._publish_verdict(data)
+        elif topic == "seat":
+            self._publish_seat(data)
         elif data.get("transaction"):
             self._publish_settlement(data)
 
@@ -123,6 +125,12 @@ class SeatEvents:
                 )
             ],
         )
+
+    def _publish_seat(self, data: dict[str, object]) -> None:
+        if data["kind"] != "record":  # what led to it is only in the log
+            return
+        told = {"job_id": self._job_id, "step": data["step"], "issued": _now(), "seats": data["seats"]}
+        self._coordinator.post_seats_record(dto.SeatsRecord.model_validate(told))
 
     def _publish_settlement(self, data: dict[str, object]) -> None:
         amounts = data["amounts"]

@@ -190,6 +190,7 @@ class Seat:
             for task in (watch, work, *accusations):
                 task.cancel()
             await asyncio.gather(watch, work, *accusations, return_exceptions=True)
+            self.teller.record(self.audits.ledger, last=True)
 
     async def _work(self) -> None:
         await self._wait_for_workers()
@@ -321,7 +322,7 @@ class Seat:
         for aggregate in state.aggregates.values():
             check_aggregate(c, state, aggregate)
         previous = self.last.hash if self.last is not None else step_record.GENESIS
-        epoch = self._epoch(state.step) if self._is_epoch_end(state.step) else None
+        epoch = state.step // c.spec.training.epoch_steps + 1 if self._is_epoch_end(state.step) else None
         built = records.build(c, state, dones, previous, self.weights.hashes[state.step], epoch)
         state.quarantines, record = built.quarantines, built.record
         if built.manifest is not None:
@@ -330,7 +331,8 @@ class Seat:
         for slot, quarantine in state.quarantines.items():
             self.payroll.offences.setdefault((slot, quarantine.nonce), quarantine.offence_step)
         self.payroll.driven += len(c.my_microbatches())
-        self.payroll.recomputes = self._own_recomputes()
+        # Without cross-audits: those are paid by the record, not by this seat's word.
+        self.payroll.recomputes = self.recomputer.count + self.cosigner.recomputes - self.audits.auditor.recomputes
         mine = pb.RecordSignature(
             step=state.step,
             record_hash=digest(c.domain, record),
@@ -379,6 +381,7 @@ class Seat:
     def _after_audits(self) -> None:
         """What a finished step's findings mean for pay, and for a seat that was found out too often."""
         ledger = self.audits.ledger
+        self.teller.record(ledger)
         self.closing.audited(ledger.step - LAG, ledger)
         self.audits.check_seats()
 
@@ -403,10 +406,6 @@ class Seat:
             self.payroll.offences.setdefault((slot, quarantine.nonce), quarantine.offence_step)
         self.docket.prosecute(late)
         self.closing.audited(steps - 1, self.audits.ledger)
-
-    def _own_recomputes(self) -> int:
-        """Without cross-audits: those are paid by the record, not by this seat's word."""
-        return self.recomputer.count + self.cosigner.recomputes - self.audits.auditor.recomputes
 
     async def _take_receipts(self, state: StepState, account: str, theirs: pb.RecordSignature) -> None:
         """Count those that are right, whatever came with them: they are the workers' pay."""
@@ -595,9 +594,6 @@ class Seat:
                 del self._pending_receipts[slot]
 
     # ---- epochs
-
-    def _epoch(self, step: int) -> int:
-        return step // self.context.spec.training.epoch_steps + 1
 
     def _is_epoch_end(self, step: int) -> bool:
         training = self.context.spec.training

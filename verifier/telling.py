@@ -1,16 +1,19 @@
-"""What a seat tells those who watch: steps, suspects, each worker's last screenings. Display, never consensus."""
+"""What a seat tells those who watch: steps, suspects, each worker's last screenings, the record of
+seats. Display, never consensus."""
 
 from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict
 
 from sentinel_market.domain import assignment
-from sentinel_market.domain.cross_audit import Draw, Fault, Outcome
+from sentinel_market.domain.cross_audit import Draw, Fault, Ledger, Outcome, Standing
 from sentinel_market.ports import Events
 from sentinel_market.wire import relay_pb2 as pb
+from sentinel_market.wire.dto import MAX_FAULTS
 from verifier.audits.auditor import Found
 from verifier.check.verdict import Verdict, VerdictKind
 from verifier.context import SeatContext
@@ -21,6 +24,8 @@ from verifier.step import StepState
 log = logging.getLogger("verifier")
 
 SERIES_LENGTH = 120
+RECORD_STEPS = 10
+"""A seat's record of all seats is told at least that often."""
 
 
 class Teller:
@@ -32,6 +37,8 @@ class Teller:
         self._series: dict[int, list[dict[str, object]]] = {}
         self._began = time.monotonic()
         self._tokens = 0
+        self._recorded_step = -RECORD_STEPS
+        self._num_faults = 0
         self.worker_costs: dict[tuple[int, int], tuple[int, int]] = {}
         """(slot, session) -> CPU microseconds of the worker's process, and of its hashing and signing for this seat"""
 
@@ -115,6 +122,18 @@ class Teller:
         log.warning("the record of step %d: seat %s: %s", step, fault.seat, fault.kind.name)
         self._events.seat({"kind": "fault", **_fault(fault), "recorded": step})
 
+    def record(self, ledger: Ledger, *, last: bool = False) -> None:
+        """The public record of all seats, after the record of a step: when there is a new fault, else every
+        ``RECORD_STEPS`` steps, and at the end (``last``). Not twice for one step."""
+        new = len(ledger.faults) > self._num_faults
+        due = new or last or ledger.step >= self._recorded_step + RECORD_STEPS
+        if not due or ledger.step < 0 or ledger.step == self._recorded_step:
+            return
+        self._recorded_step, self._num_faults = ledger.step, len(ledger.faults)
+        c = self.context
+        seats = [_standing(ledger.standing(seat.account, c.share_of(seat.index))) for seat in c.seats]
+        self._events.seat({"kind": "record", "step": ledger.step, "seats": seats})
+
     def costs(self, sessions: Iterable[WorkerSession]) -> None:
         """What the workers say of their CPU time."""
         for session in sessions:
@@ -148,6 +167,24 @@ class Teller:
 
 def _fault(fault: Fault) -> dict[str, object]:
     return {"fault": fault.kind.name, "seat": fault.seat, "step": fault.step, "subject": fault.subject.hex()}
+
+
+def _standing(one: Standing) -> dict[str, object]:
+    """As the coordinator takes it: the newest faults one by one, older ones counted."""
+    cut = max(0, len(one.faults) - MAX_FAULTS)
+    return {
+        "account": one.account,
+        "drawn": one.drawn,
+        "audits_due": one.audits_due,
+        "audits_done": one.audits_done,
+        "faults": [
+            {"kind": fault.kind.name, "step": fault.step, "recorded": at, "subject": fault.subject.hex()}
+            for fault, at in one.faults[cut:]
+        ],
+        "earlier": dict(Counter(fault.kind.name for fault, _ in one.faults[:cut])),
+        "voided": one.effect.voided,
+        "charged": one.effect.charged,
+    }
 
 
 def _crossing(verdict: Verdict) -> dict[str, object]:

@@ -67,7 +67,12 @@ class Told:
 
 def _in_memory() -> Told:
     events = ListEvents()
-    lists = (("step", events.steps), ("verdict", events.verdicts), ("settlement", events.settlements))
+    lists = (
+        ("step", events.steps),
+        ("verdict", events.verdicts),
+        ("settlement", events.settlements),
+        ("seat", events.seats),
+    )
     return Told(events, lambda: [(topic, data) for topic, found in lists for data in found])  # type: ignore[misc]
 
 
@@ -107,6 +112,7 @@ SAID: list[tuple[str, Mapping[str, object]]] = [
     ("step", {"step": 3, "loss": 2.5, "tokens": 64, "tokens_per_second": 10.0}),
     ("verdict", {"kind": "suspect", "slot": 4, "nonce": 0, "step": 3, "reason": "l1"}),
     ("settlement", {"finish": "0x00", "step": 3}),
+    ("seat", {"kind": "record", "step": 3, "seats": []}),
 ]
 
 
@@ -132,7 +138,7 @@ def test_what_is_said_is_copied(told: Told) -> None:
     assert [entry["step"] for _, entry in told.read()] == [1]
 
 
-@pytest.mark.parametrize("topic", ["step", "verdict", "settlement"])
+@pytest.mark.parametrize("topic", ["step", "verdict", "settlement", "seat"])
 def test_what_cannot_be_told_raises_nothing_and_holds_up_nothing_else(told: Told, topic: str) -> None:
     """Nothing that a key is missing from, or that no JSON can hold, ends the telling."""
     for strange in ({}, {"step": "three"}, {"step": 1, "what": object()}, {"step": 1, "what": b"bytes"}):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from sentinel_market.domain.cross_audit import Fault, FaultKind, Outcome
+from sentinel_market.domain.cross_audit import LAG, Fault, FaultKind, Outcome
 from sentinel_market.domain.messages import SeatFault
 from sentinel_market.errors import Fatal, ProtocolError
 from sentinel_market.wire import relay_pb2 as pb
@@ -58,6 +58,11 @@ def faults(m: Mesh, seat: int = 0) -> set[FaultKind]:
     return {fault.kind for fault in ledger.faults}
 
 
+def records(m: Mesh, seat: int) -> list[Any]:
+    """What a seat published of all seats."""
+    return [one for one in m.events[seat].seats if one["kind"] == "record"]
+
+
 def outcomes(m: Mesh) -> set[object]:
     return {one["outcome"] for events in m.events for one in events.seats if one["kind"] == "cross-audit"}
 
@@ -67,12 +72,23 @@ def test_honest_seats_agree_on_all_that_was_drawn_and_are_paid_for_it(tmp_path: 
     assert train(m) == [None, None, None]
     ledgers = [seat.audits.ledger for seat in m.seats]
     assert all(book.faults == {} and book.audited == ledgers[0].audited for book in ledgers)
-    told = [one for events in m.events for one in events.seats]
+    told = [one for events in m.events for one in events.seats if one["kind"] == "cross-audit"]
     assert outcomes(m) == {"AGREES"}
     assert sum(ledgers[0].audited.values()) == len(told) > 20
     assert {one["stage"] for one in told} == {None, 0, 1}, "updates as well"
     assert {one["step"] for one in told} == set(range(6)), "the last steps too"
     assert len(m.escrow.roots) == 2 and m.escrow.finished == 2
+    published = records(m, 0)
+    assert published == records(m, 1) == records(m, 2), "everybody publishes the same"
+    first, last = published
+    assert (first["step"], last["step"]) == (0, 6 + LAG - 1), "once at the start, once at the end"
+    assert [seat["audits_done"] for seat in last["seats"]] == [
+        ledgers[0].audited[seat.context.account] for seat in m.seats
+    ]
+    assert (
+        sum(seat["audits_due"] for seat in last["seats"]) == sum(seat["drawn"] for seat in last["seats"]) == len(told)
+    )
+    assert all((seat["faults"], seat["voided"], seat["charged"]) == ([], 0, 0) for seat in last["seats"])
 
 
 def hides(seat: Seat) -> None:
@@ -118,6 +134,14 @@ def test_a_driver_that_does_not_show_what_it_accepted_loses_its_seat(
     assert f"seat {accused} has lost its place in job {JOB_ID}: UNSERVED_FRAME in step" in str(ends[0])
     recorded = [one for one in m.events[0].seats if one["kind"] == "fault"]
     assert len(recorded) >= 3 and {one["seat"] for one in recorded} == {accused}
+    last = records(m, 0)[-1]
+    assert last == records(m, 1)[-1], "published before the run stops"
+    lines = {line["account"]: line for line in last["seats"]}
+    # A record that names two says them in any order; the published one has an order of its own.
+    published = sorted((f["recorded"], f["step"], f["subject"]) for f in lines[accused]["faults"])
+    assert published == sorted((one["recorded"], one["step"], one["subject"]) for one in recorded)
+    assert 0 < lines[accused]["voided"] <= len(recorded)
+    assert all(not line["faults"] for account, line in lines.items() if account != accused)
 
 
 def waves_through(seat: Seat) -> None:

@@ -185,7 +185,25 @@ function drawChart(job, workers) {
   $("legend").replaceChildren(...legend.map(([kind, text]) => node("li", { class: kind }, node("i"), text)));
 }
 
-function draw(job, workers, verdicts, ledger, health) {
+// One word a kind of fault, with how often; what not all reporters list, with how many say so.
+function faults(seat, reporters) {
+  const counts = new Map(Object.entries(seat.earlier));
+  for (const one of seat.faults) {
+    const kind = one.said_by === reporters ? one.kind : `${one.kind}, said by ${one.said_by} of ${reporters}`;
+    counts.set(kind, (counts.get(kind) || 0) + 1);
+  }
+  return [...counts].map(([kind, count]) => `${count} × ${kind}`).join("; ");
+}
+
+function drawSeats(record) {
+  $("record").textContent = record.step === null ? "" : `Cross-audits up to step ${record.step}, as ${record.reporters} of ${record.num_seats} seats report them. Voided: microbatches not paid; charged: recomputes taken off.`;
+  rows("seats", record.seats.map((one) => [
+    account(one.account), String(one.drawn), `${one.audits_done} / ${one.audits_due}`, faults(one, record.reporters),
+    String(one.voided), String(one.charged), `${one.agree} of ${record.reporters}`,
+  ]), "No seat has published a record yet.");
+}
+
+function draw(job, workers, verdicts, record, ledger, health) {
   document.title = `${job.name || `Job ${job.job_id}`} · Sentinel Market`;
   $("title").textContent = job.name || `Job ${job.job_id}`;
   const shapeText = job.stages ? `${job.stages} stages × ${job.replicas} replicas` : "spec not stored here yet";
@@ -203,6 +221,7 @@ function draw(job, workers, verdicts, ledger, health) {
   rows("verdicts", verdicts.map(({ event, verifier, stage, replica }) => [
     String(event.step), place(stage, replica, event.slot), badge(event.kind, KINDS[event.kind] || ""), reason(event), account(verifier),
   ]), "No verdict to show: nothing was held, nobody was accused.");
+  drawSeats(record);
   const purse = ledger.money;
   const parts = [`Budget ${money(purse.budget)}`, `promised ${money(purse.promised)}`, `claimed ${money(purse.claimed)}`];
   if (purse.settled) parts.push(`paid ${money(purse.paid)}`, `fee ${money(purse.fee)}`, `refund ${money(purse.refund)}`);
@@ -248,11 +267,11 @@ async function refresh() {
     if (state.job === null) state.job = list.jobs[0].job_id;
     fillPicker(list.jobs);
     const id = state.job, path = `/jobs/${id}`;
-    const [job, workers, verdicts, ledger, health] = await Promise.all([
-      get(path), get(`${path}/workers`), get(`${path}/verdicts?limit=100`), get(`${path}/ledger`), get("/healthz"),
+    const [job, workers, verdicts, record, ledger, health] = await Promise.all([
+      get(path), get(`${path}/workers`), get(`${path}/verdicts?limit=100`), get(`${path}/seats/record`), get(`${path}/ledger`), get("/healthz"),
     ]);
     await newSteps(id, generation);
-    if (generation === state.generation) draw(job, workers, verdicts, ledger, health);
+    if (generation === state.generation) draw(job, workers, verdicts, record, ledger, health);
   } catch (error) {
     trouble(`The coordinator cannot be read: ${error.message}`);
   } finally {
