@@ -400,7 +400,7 @@ class Driver:
         return audit.owes_audit(
             self.context.policy,
             self.secret,
-            [c.digest for c in answer.commitments],
+            [(c.message.direction, c.digest) for c in answer.commitments],
             stage=stage,
             num_stages=self.context.num_stages,
             in_warmup=self._in_warmup() or self.engine.has_moved(stage),

@@ -144,7 +144,7 @@ class Judge:
         audited = owes_audit(
             self.policy,
             self._secret,
-            [name],
+            [(claim.direction, name)],
             stage=claim.stage,
             num_stages=len(self._workers),
             in_warmup=self._step < self._warmup_steps or engine.has_moved(claim.stage),

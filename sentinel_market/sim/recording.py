@@ -255,12 +255,13 @@ class Rehearsal:
         content = Content(sent.get(FORWARD), sent.get(BACKWARD), self._maybe(line["sketch"], SKETCH))
         names = [bytes.fromhex(name) for name in line["names"][:2]]
         directions = (FORWARD, BACKWARD) if len(names) > 1 else tuple(frame.direction for frame in frames)
+        signed = directions or (BACKWARD,)  # the first stage's gradient is signed, and not a frame
         hearing = Hearing(self._engine, slot, stage, directions, self._convict)
         hearing.screen(frames, _count(line, "microbatch"), content.sketch)
         audited = owes_audit(
             self.head.policy,
             self._secret,
-            names,
+            list(zip(signed, names, strict=True)),
             stage=stage,
             num_stages=self.head.stages,
             in_warmup=self._in_warmup or self._engine.has_moved(stage),

@@ -336,15 +336,10 @@ class Simulation:
         stage = next(iter(by_slot.values()))[0].stage
         engine = self.engines[stage % len(self.engines)]
         self._screened = {}
-        means = _means(by_slot, sums)
+        screened = self._screen(engine, stage, by_slot, sums)
         for slot in list(sums):
-            own, mean = by_slot[slot], means[slot]
-            rest = [means[other] for other in sums if other != slot]
-            others = torch.stack(rest).mean(0) if rest else None
-            began = time.thread_time()
-            screening = engine.screen_gradient(stage, slot, mean, others)
-            self.judge.counters.seconds += time.thread_time() - began
-            self._screened[slot] = screening
+            own = by_slot[slot]
+            self._screened[slot] = screening = screened[slot]
             suspect = screening.verdict.kind is not VerdictKind.ACCEPT
             drawn = self.judge.draws_again(self.rng)
             contradicts = not self.judge.sketches_agree(sums[slot], own)
@@ -355,7 +350,16 @@ class Simulation:
                 del sums[slot], by_slot[slot], self._screened[slot]
                 for claim in own:
                     self._again(claim, by_slot, sums)
-                means = _means(by_slot, sums)
+                screened = self._screen(engine, stage, by_slot, sums)
+
+    def _screen(
+        self, engine: Engine, stage: int, by_slot: dict[int, list[Claim]], sums: dict[int, Tensor]
+    ) -> dict[int, Screening]:
+        began = time.thread_time()
+        given = {slot: (total, len(by_slot[slot])) for slot, total in sums.items()}
+        screened = engine.screen_gradients(stage, given)
+        self.judge.counters.seconds += time.thread_time() - began
+        return screened
 
     def _again(self, claim: Claim, by_slot: dict[int, list[Claim]], sums: dict[int, Tensor]) -> None:
         """A dropped sum's row on another replica, frame by frame as before."""
@@ -433,11 +437,6 @@ class Simulation:
             losses=[round(loss, 5) for loss in self.losses],
             seconds=wall,
         )
-
-
-def _means(by_slot: dict[int, list[Claim]], sums: dict[int, Tensor]) -> dict[int, Tensor]:
-    """Each replica's mean gradient [N]: its sum over its rows."""
-    return {slot: total / len(by_slot[slot]) for slot, total in sums.items()}
 
 
 def run_cell(settings: RunSettings, progress: Progress | None = None) -> RunResult:

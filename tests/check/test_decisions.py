@@ -28,6 +28,8 @@ from verifier.check import (
     is_audited,
     numeric_edge,
 )
+from verifier.check.audit import owes_audit
+from verifier.check.frame import BACKWARD, FORWARD
 from verifier.check.verdict import to_e6
 
 E = Event
@@ -212,14 +214,36 @@ PINNED = [37, 47, 82, 86, 94, 130]
 def test_audit_shares() -> None:
     policy = Policy()
     shares = {
-        (stage, warm): audit_share_ppm(policy, stage=stage, num_stages=4, in_warmup=warm)
+        (stage, direction, warm): audit_share_ppm(
+            policy, stage=stage, num_stages=4, direction=direction, in_warmup=warm
+        )
         for stage in range(4)
+        for direction in (FORWARD, BACKWARD)
         for warm in (False, True)
     }
-    assert [shares[s, False] for s in range(4)] == [30_000, 10_000, 10_000, 30_000]
-    assert [shares[s, True] for s in range(4)] == [300_000, 100_000, 100_000, 300_000]
-    assert audit_share_ppm(Policy(audit_share_ppm=900_000), stage=0, num_stages=4, in_warmup=False) == 1_000_000
-    assert audit_share_ppm(Policy(name="screen+confirm"), stage=0, num_stages=4, in_warmup=True) == 0
+    assert [shares[s, FORWARD, False] for s in range(4)] == [30_000, 10_000, 10_000, 30_000]
+    assert [shares[s, BACKWARD, False] for s in range(4)] == [30_000, 10_000, 10_000, 60_000]
+    assert [shares[s, FORWARD, True] for s in range(4)] == [300_000, 100_000, 100_000, 300_000]
+    assert [shares[s, BACKWARD, True] for s in range(4)] == [300_000, 100_000, 100_000, 600_000]
+    most = audit_share_ppm(Policy(audit_share_ppm=900_000), stage=0, num_stages=4, direction=FORWARD, in_warmup=False)
+    assert most == 1_000_000
+    none = audit_share_ppm(Policy(name="screen+confirm"), stage=0, num_stages=4, direction=FORWARD, in_warmup=True)
+    assert none == 0
+
+
+def test_an_answer_is_drawn_by_the_share_of_each_of_its_directions() -> None:
+    policy = Policy()
+
+    def drawn(*directions: int) -> float:
+        count = 0
+        for index in range(4000):
+            names = [(d, (2 * index + d).to_bytes(32, "big")) for d in directions]
+            count += owes_audit(policy, bytes(32), names, stage=3, num_stages=4, in_warmup=False)
+        return count / 4000
+
+    assert drawn(FORWARD) == pytest.approx(0.03, abs=0.01)
+    assert drawn(BACKWARD) == pytest.approx(0.06, abs=0.012)
+    assert drawn(FORWARD, BACKWARD) == pytest.approx(0.088, abs=0.014)
 
 
 # --- tolerance
@@ -312,6 +336,7 @@ def test_policy_names_and_properties() -> None:
         ({"audit_share_ppm": -1}, "audit_share_ppm"),
         ({"early_frames": 0}, "early_frames"),
         ({"end_stage_factor": 0}, "end_stage_factor"),
+        ({"gradient_source_factor": 0}, "gradient_source_factor"),
     ],
 )
 def test_policy_refuses(settings_: dict[str, object], message: str) -> None:

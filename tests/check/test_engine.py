@@ -46,7 +46,7 @@ class Run:
                 self.one(frame, microbatch)
         for replica in range(REPLICAS):
             mean = torch.randn(50, generator=self.stage.generator) + self.stage.common.flatten()[:50]
-            found = self.engine.screen_gradient(1, REPLICAS + replica, mean, None)
+            found = self.engine.screen_gradients(1, {REPLICAS + replica: (mean, 1)})[REPLICAS + replica]
             self.engine.accept_gradient(1, REPLICAS + replica, found, mean)
             self.said.append((found.verdict.kind, found.verdict.reason))
 

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from sentinel_market.errors import ProtocolError
 from verifier.check import kernels
+from verifier.check.check import Screening
 from verifier.check.engine import Engine
-from verifier.check.gradient import GRADIENT_METRICS, GradientBaseline, accept_gradient, screen_gradient
+from verifier.check.gradient import GRADIENT_METRICS, GradientBaseline, accept_gradient, screen_gradients
 from verifier.check.policy import Policy
 from verifier.check.verdict import VerdictKind
 
@@ -46,6 +47,17 @@ class Replicas:
         return [self.length * (self.common + self.noise * torch.randn(N, generator=self.g)) for _ in range(self.num)]
 
 
+def beside(engine: Engine, mean: torch.Tensor, *others: torch.Tensor) -> Screening:
+    """Screen the mean of replica 0 with others beside it."""
+    return engine.screen_gradients(0, {slot: (one, 1) for slot, one in enumerate((mean, *others))})[0]
+
+
+def screened(baseline: GradientBaseline, worker: int, mean: torch.Tensor, *others: torch.Tensor) -> Screening:
+    """The same of a worker, held against a baseline alone."""
+    sums = {worker: (mean, 1)} | {100 + index: (one, 1) for index, one in enumerate(others)}
+    return screen_gradients(baseline, sums, POLICY)[worker]
+
+
 def others_of(means: list[torch.Tensor], replica: int) -> torch.Tensor:
     return torch.stack(means[:replica] + means[replica + 1 :]).mean(0)
 
@@ -53,7 +65,7 @@ def others_of(means: list[torch.Tensor], replica: int) -> torch.Tensor:
 def one_step(engine: Engine, step: int, means: list[torch.Tensor]) -> list[bool]:
     """Screen all, then fold in what was not flagged, as the primary does; who was flagged."""
     engine.begin_step(step)
-    found = [engine.screen_gradient(0, r, mean, others_of(means, r)) for r, mean in enumerate(means)]
+    found = list(engine.screen_gradients(0, {replica: (mean, 1) for replica, mean in enumerate(means)}).values())
     accepted = [mean for mean, one in zip(means, found, strict=True) if one.verdict.kind is VerdictKind.ACCEPT]
     aggregate = torch.stack(accepted or means).mean(0)
     for replica, screening in enumerate(found):
@@ -131,7 +143,6 @@ def test_shape_type_and_nonfinite_are_suspect_with_a_reason() -> None:
     engine, replicas = Engine(POLICY, 1, 0), Replicas(10)
     one_step(engine, 0, replicas.step())
     good = replicas.step()
-    others = others_of(good, 0)
     for bad, word in [
         (torch.full((N,), math.nan), "NaN or Inf"),
         (torch.full((N,), math.inf), "NaN or Inf"),
@@ -141,9 +152,9 @@ def test_shape_type_and_nonfinite_are_suspect_with_a_reason() -> None:
         (torch.ones(N, dtype=torch.int64), "dtype"),
         (torch.zeros(N), "vanished"),
     ]:
-        found = engine.screen_gradient(0, 0, bad, others)
+        found = beside(engine, bad, *good[1:])
         assert found.verdict.kind is VerdictKind.SUSPECT and word in found.verdict.reason
-    assert engine.screen_gradient(0, 0, good[0][:-1], None).verdict.kind is VerdictKind.SUSPECT, "the average knows N"
+    assert beside(engine, good[0][:-1]).verdict.kind is VerdictKind.SUSPECT, "the average knows N"
 
 
 def test_a_lone_replica_is_held_against_the_average() -> None:
@@ -151,11 +162,11 @@ def test_a_lone_replica_is_held_against_the_average() -> None:
     for step in range(60):
         (mean,) = replicas.step()
         engine.begin_step(step)
-        engine.accept_gradient(0, 0, engine.screen_gradient(0, 0, mean, None), mean)
+        engine.accept_gradient(0, 0, beside(engine, mean), mean)
     (mean,) = replicas.step()
-    assert engine.screen_gradient(0, 0, mean, None).verdict.kind is VerdictKind.ACCEPT
-    assert "align" in engine.screen_gradient(0, 0, -mean, None).verdict.reason
-    assert "norm" in engine.screen_gradient(0, 0, 4 * mean, None).verdict.reason
+    assert beside(engine, mean).verdict.kind is VerdictKind.ACCEPT
+    assert "align" in beside(engine, -mean).verdict.reason
+    assert "norm" in beside(engine, 4 * mean).verdict.reason
 
 
 def test_others_that_are_broken_say_nothing_about_this_replica() -> None:
@@ -163,7 +174,7 @@ def test_others_that_are_broken_say_nothing_about_this_replica() -> None:
     for step in range(10):
         one_step(engine, step, replicas.step())
     mean = replicas.step()[0]
-    found = engine.screen_gradient(0, 0, mean, torch.full((N,), math.nan))
+    found = beside(engine, mean, torch.full((N,), math.nan))
     assert found.verdict.kind is VerdictKind.ACCEPT
     assert math.isnan(found.values[GRADIENT_METRICS.index("peers")])
 
@@ -171,8 +182,8 @@ def test_others_that_are_broken_say_nothing_about_this_replica() -> None:
 def test_policy_none_looks_at_structure_only() -> None:
     engine = Engine(Policy(name="none"), 1, 0)
     others = torch.ones(10)
-    assert engine.screen_gradient(0, 0, -others, others).verdict.kind is VerdictKind.ACCEPT
-    assert engine.screen_gradient(0, 0, others * math.nan, others).verdict.kind is VerdictKind.SUSPECT
+    assert beside(engine, -others, others).verdict.kind is VerdictKind.ACCEPT
+    assert beside(engine, others * math.nan, others).verdict.kind is VerdictKind.SUSPECT
 
 
 def test_state_comes_back_and_what_does_not_fit_is_refused() -> None:
@@ -183,9 +194,8 @@ def test_state_comes_back_and_what_does_not_fit_is_refused() -> None:
     again = GradientBaseline.from_state_dict(state)
     means = replicas.step()
     for replica, mean in enumerate(means):
-        others = others_of(means, replica)
-        first = screen_gradient(engine.gradients[0], replica, mean, others, POLICY)
-        assert first == screen_gradient(again, replica, mean, others, POLICY)
+        others = means[:replica] + means[replica + 1 :]
+        assert screened(engine.gradients[0], replica, mean, *others) == screened(again, replica, mean, *others)
     for key, value in [("window", torch.zeros(3, 2)), ("workers", torch.zeros(1)), ("mean", torch.zeros(2, 2))]:
         with pytest.raises(ProtocolError, match="baseline"):
             GradientBaseline.from_state_dict(state | {key: value})
@@ -210,7 +220,7 @@ def test_anything_gets_a_verdict_and_never_poisons(
     baseline, g = GradientBaseline(), torch.Generator().manual_seed(0)
     for step in range(6):
         mean = torch.randn(6, generator=g)
-        accept_gradient(baseline, 0, screen_gradient(baseline, 0, mean, None, POLICY), mean, step)
+        accept_gradient(baseline, 0, screened(baseline, 0, mean), mean, step)
     flat = torch.tensor(numbers, dtype=torch.float64).to(dtype)
     if form == "strided":
         flat = flat.repeat_interleave(2)[::2]
@@ -220,16 +230,34 @@ def test_anything_gets_a_verdict_and_never_poisons(
         flat = torch.tensor(1.0).to(dtype)
     elif form == "expanded":
         flat = torch.ones(1).to(dtype).expand(6)
-    found = screen_gradient(baseline, 1, flat, None if others is None else torch.tensor(others), POLICY)
+    found = screened(baseline, 1, flat, *([] if others is None else [torch.tensor(others)]))
     assert found.verdict.reason and found.verdict.kind in (VerdictKind.ACCEPT, VerdictKind.SUSPECT)
     accept_gradient(baseline, 1, found, flat, 6)
     assert baseline.mean is not None and bool(torch.isfinite(torch.from_numpy(baseline.mean)).all())
     assert baseline.mean.shape == (6,)
     good = torch.randn(6, generator=g)
-    assert screen_gradient(baseline, 0, good, None, POLICY).verdict.reason
+    assert screened(baseline, 0, good).verdict.reason
 
 
-def test_all_replicas_at_once_is_one_after_the_other() -> None:
+def expected(mean: torch.Tensor, others: list[torch.Tensor], average: torch.Tensor | None) -> list[float]:
+    """The metrics by their definitions, in float64."""
+
+    def cosine(a: torch.Tensor, b: torch.Tensor) -> float:
+        return float(torch.nn.functional.cosine_similarity(a, b, dim=0))
+
+    g, rest = mean.double(), torch.stack(others).double()
+    o = rest.mean(0)
+    return [
+        math.log(g.norm()),
+        math.nan if average is None else cosine(g, average.double()),
+        cosine(g, o),
+        math.log(g.norm() / o.norm()),
+        math.log((g - o).norm() / o.norm()),
+        math.log(1 - max(cosine(g, one) for one in rest)),
+    ]
+
+
+def test_all_replicas_at_once_against_the_definitions() -> None:
     """Longer than one chunk, three finite and one not: that one is suspect and nobody's other."""
     g, size = torch.Generator().manual_seed(14), 70_001
     engine = Engine(POLICY, 1, 0)
@@ -241,21 +269,34 @@ def test_all_replicas_at_once_is_one_after_the_other() -> None:
         engine.begin_step(step)
         found = engine.screen_gradients(0, sums)
         assert list(found) == [4, 1, 2, 7]
+        average = engine.gradients[0].mean
         means = {slot: total / count for slot, (total, count) in sums.items() if slot != 7 or step != 5}
         for slot, mean in means.items():
-            others = torch.stack([one for other, one in means.items() if other != slot]).mean(0)
-            alone = engine.screen_gradient(0, slot, mean, others)
-            assert alone.verdict.kind is found[slot].verdict.kind
-            assert found[slot].values == pytest.approx(alone.values, rel=1e-6, abs=1e-6, nan_ok=True)
+            others = [one for other, one in means.items() if other != slot]
+            want = expected(mean, others, None if average is None else torch.from_numpy(average))
+            assert found[slot].values == pytest.approx(want, rel=1e-6, abs=1e-6, nan_ok=True)
         for slot in means:
             engine.accept_gradient(0, slot, found[slot], sums[4][0] / 3)
         assert (found[7].verdict.reason[:9] == "nonfinite") == (step == 5)
     assert not engine.screen_gradients(0, {})
 
 
+@pytest.mark.parametrize("onset", [0, 30])
+def test_accomplices_who_send_the_same_are_flagged_though_each_looks_likely(onset: int) -> None:
+    """Each sends a mean that lies among the honest ones; that both send the same one gives them away."""
+    engine, replicas = Engine(POLICY, 1, 0), Replicas(15, noise=3.0)
+    for step in range(onset + 6):
+        means = replicas.step()
+        if step >= onset:
+            means[1] = means[4]
+        flagged = one_step(engine, step, means)
+        if step >= onset:
+            assert flagged[1] and flagged[4] and sum(flagged) <= 3, (step, flagged)
+
+
 def test_the_shape_of_most_is_due_where_no_average_says_it() -> None:
     engine = Engine(POLICY, 1, 0)
-    sums = {0: (torch.ones(7), 1), 1: (torch.ones(9), 1), 2: (torch.full((9,), 2.0), 2), 3: (torch.ones(9).double(), 1)}
+    sums = {0: (torch.ones(7), 1), 1: (torch.ones(9), 1), 2: (torch.arange(9.0), 2), 3: (torch.ones(9).double(), 1)}
     found = engine.screen_gradients(0, sums)
     assert [found[slot].verdict.reason[:5] for slot in (0, 3)] == ["shape", "dtype"]
     assert found[1].verdict.kind is VerdictKind.ACCEPT

@@ -298,7 +298,9 @@ class Trial:
             return
         run.sent += 1
         run.flagged += flagged
-        share = audit_share_ppm(self.policy, stage=key[0], num_stages=NUM_STAGES, in_warmup=screening.in_warmup)
+        share = audit_share_ppm(
+            self.policy, stage=key[0], num_stages=NUM_STAGES, direction=key[1], in_warmup=screening.in_warmup
+        )
         audited = float(torch.rand(1, generator=self.noise)) * 1e6 < share and self.args.audits
         if flagged or audited:
             run.caught_at, run.by = step, "screen" if flagged else "audit"

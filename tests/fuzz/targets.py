@@ -178,8 +178,6 @@ def gradients(data: bytes) -> None:
         aggregate = tensor(reader, (N,))
         for slot, screening in found.items():
             _sound(screening, sums[slot][0])
-            alone = engine.screen_gradient(0, slot, sums[slot][0], aggregate)
-            _sound(alone, sums[slot][0])
             if aggregate is not None and (screening.verdict.kind is VerdictKind.ACCEPT or reader.byte() & 1):
                 engine.accept_gradient(0, slot, screening, aggregate)
         _healthy(engine)

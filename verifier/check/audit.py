@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import blake3
 
+from verifier.check.frame import BACKWARD
 from verifier.check.policy import PPM, Policy
 
 _AUDIT = b"sentinel-market audit 1"
@@ -37,23 +38,30 @@ def goes_straight_to_recompute(secret: bytes, commitment_hash: bytes, share_ppm:
     return _below(_STRAIGHT, secret, commitment_hash, share_ppm)
 
 
-def audit_share_ppm(policy: Policy, *, stage: int, num_stages: int, in_warmup: bool) -> int:
-    """The share of frames to audit: p, in warm-up the warm-up share, 3p of either at the first and last stage."""
+def audit_share_ppm(policy: Policy, *, stage: int, num_stages: int, direction: int, in_warmup: bool) -> int:
+    """The share of frames to audit: p, in warm-up the warm-up share, of either 3p at the first and last stage, 6p of
+    the gradient that the last stage sends: all others build on it, and the screen has the least to hold it against."""
     if not policy.audits:
         return 0
     share = policy.warmup_audit_share_ppm if in_warmup else policy.audit_share_ppm
     factor = policy.end_stage_factor if stage in (0, num_stages - 1) else 1
+    if direction == BACKWARD and stage == num_stages - 1:
+        factor = policy.gradient_source_factor
     return min(PPM, share * factor)
 
 
 def owes_audit(
-    policy: Policy, secret: bytes, names: Sequence[bytes], *, stage: int, num_stages: int, in_warmup: bool
+    policy: Policy, secret: bytes, names: Sequence[tuple[int, bytes]], *, stage: int, num_stages: int, in_warmup: bool
 ) -> bool:
-    """Whether an answer under these commitments (32-byte digests) is drawn for an audit."""
-    if not policy.audits:
-        return False
-    share = audit_share_ppm(policy, stage=stage, num_stages=num_stages, in_warmup=in_warmup)
-    return any(is_audited(secret, name, share) for name in names)
+    """Whether an answer is drawn for an audit. ``names``: (direction, 32-byte digest) of its commitments."""
+    return policy.audits and any(
+        is_audited(
+            secret,
+            name,
+            audit_share_ppm(policy, stage=stage, num_stages=num_stages, direction=direction, in_warmup=in_warmup),
+        )
+        for direction, name in names
+    )
 
 
 def gradient_share_ppm(policy: Policy, *, in_warmup: bool) -> int:

@@ -26,7 +26,7 @@ from verifier.check.sequential import SequentialTest
 from verifier.check.verdict import Verdict, VerdictKind
 from verifier.check.watch import Watch
 
-VERSION = 3
+VERSION = 4
 MOVED_WORKERS = 3
 _WAYS = (FORWARD, BACKWARD)
 
@@ -172,16 +172,9 @@ class Engine:
         """Policy ``paper``: what a flagged gradient leaving ``stage`` is replaced by, the EMA gradient [T, D]."""
         return self.baselines[stage, BACKWARD].mean
 
-    def screen_gradient(
-        self, stage: int, worker: int, mean_gradient: torch.Tensor, others_mean: torch.Tensor | None
-    ) -> Screening:
-        """Judge a replica's mean gradient [N] of the step; ``others_mean`` [N]: mean of the other replicas' means, None
-        where there is none. A suspect goes to a whole-gradient recompute. Changes nothing."""
-        return gradient.screen_gradient(self.gradients[stage], worker, mean_gradient, others_mean, self.policy)
-
     def screen_gradients(self, stage: int, sums: Mapping[int, tuple[torch.Tensor, int]]) -> dict[int, Screening]:
-        """The same for all replicas of the step at once: worker -> (sum of gradients, float32 [N], how many). Changes
-        nothing."""
+        """Judge all replicas of the step: worker -> (sum of gradients, float32 [N], how many). A suspect goes to a
+        whole-gradient recompute. Changes nothing."""
         return gradient.screen_gradients(self.gradients[stage], sums, self.policy)
 
     def accept_gradient(self, stage: int, worker: int, screening: Screening, aggregate: torch.Tensor) -> None:

@@ -20,25 +20,27 @@ from verifier.check.baseline import Window
 from verifier.check.check import Screening
 from verifier.check.fences import fences
 from verifier.check.frame import BACKWARD
-from verifier.check.kernels import Array, as_float32, blend, narrow, products
+from verifier.check.kernels import Array, as_float32, blend, narrow
 from verifier.check.metrics import TINY, log_of
 from verifier.check.policy import Policy
 from verifier.check.structure import FLOATS
 from verifier.check.verdict import Score, Verdict, VerdictKind, to_e6
 
-GRADIENT_METRICS = ("norm", "align", "peers", "ratio", "apart")
+GRADIENT_METRICS = ("norm", "align", "peers", "ratio", "apart", "twin")
 # Replicas see other data and different numbers of microbatches, so honest spreads are wide; no narrower than these.
-FLOORS = {"norm": 0.12, "align": 0.06, "peers": 0.06, "ratio": 0.09, "apart": 0.09}
+FLOORS = {"norm": 0.12, "align": 0.06, "peers": 0.06, "ratio": 0.09, "apart": 0.09, "twin": 0.1}
 # Lengths have long tails (one odd batch), directions do not: how much wider than the policy's k.
-WIDER = {"norm": 1.5, "align": 1.05, "peers": 1.05, "ratio": 1.2, "apart": 1.2}
+WIDER = {"norm": 1.5, "align": 1.05, "peers": 1.05, "ratio": 1.2, "apart": 1.2, "twin": 2.0}
 EARLY = {"align": 0.15, "peers": 0.15, "ratio": 0.1, "apart": 0.12}
+SAME = 1e-12  # cosines of two replicas closer to 1 than this are equal
 # In warm-up there may be no window yet. An honest mean is the common gradient plus noise: its projection on the others'
 # mean is at most about one of theirs, and it does not point away from them.
 SCALED = 1.7
 OPPOSED = -0.05
+COPIED = 0.9999  # other data never gives the same gradient
 STEADY_ROWS = 8
 LEAST_STEADY = 4
-_CHUNK = 1 << 15  # elements of one replica that are looked at together: three of them fit a core's cache
+_CHUNK = 1 << 13  # elements of one replica that are looked at together: all replicas' fit a core's cache
 
 
 @dataclass(kw_only=True)
@@ -82,65 +84,51 @@ class GradientBaseline(Window):
         )
 
 
-@dataclass(slots=True)
-class _Sums:
-    """Inner products in float64 of the gradient g, the others' mean o and the moving average m; 0 where absent."""
+@dataclass(frozen=True, slots=True)
+class _Products:
+    """Inner products of the mean gradient g of a replica, the mean o of the other replicas' and the moving average m; 0
+    where absent. ``closest``: the largest cosine to any other replica; NaN where there is none."""
 
-    gg: float = 0.0
-    go: float = 0.0
-    oo: float = 0.0
-    gm: float = 0.0
-    mm: float = 0.0
-    apart: float = 0.0
+    gg: float
+    go: float
+    oo: float
+    gm: float
+    mm: float
+    closest: float
 
-    def add(self, g: Array, o: Array | None, m: Array | None) -> None:
-        """Those of one more part [n]."""
-        gg, go, oo, gm, mm, apart = products(g, g if o is None else o, g if m is None else m)
-        self.gg += gg
-        if o is not None:
-            self.go, self.oo, self.apart = self.go + go, self.oo + oo, self.apart + apart
-        if m is not None:
-            self.gm, self.mm = self.gm + gm, self.mm + mm
+    @property
+    def apart(self) -> float:
+        """(g - o)^2."""
+        return max(self.gg - 2 * self.go + self.oo, 0.0)
 
 
-def _sums(g: Array, others: Array | None, usual: Array | None) -> _Sums:
-    found = _Sums()
-    for begin in range(0, g.size, _CHUNK):
-        part = slice(begin, begin + _CHUNK)
-        found.add(g[part], None if others is None else others[part], None if usual is None else usual[part])
-    return found
-
-
-def _peers(sums: list[Array], counts: list[int], usual: Array | None) -> list[_Sums]:
-    """Each replica's mean beside the mean of the others' means, all float32 [N], in one sweep: what is made of a chunk
-    stays in the cache."""
-    num = len(sums)
-    found = [_Sums() for _ in sums]
-    means, others = np.empty((num, _CHUNK), dtype=np.float32), np.empty(_CHUNK, dtype=np.float32)
+def _gram(sums: list[Array], counts: list[int], usual: Array | None) -> Array:
+    """Inner products [R + 1, R + 1], in float64 and one sweep, of the replicas' means and last the moving average, [N]
+    each. Not finite where a row is not, in that row and column alone."""
+    num, size = len(sums), sums[0].size
+    gram = np.zeros((num + 1, num + 1))
+    rows = np.zeros((num + 1, min(_CHUNK, size)))
     with np.errstate(over="ignore", invalid="ignore"):  # a hostile sum may be anything: its products say so
-        for begin in range(0, sums[0].size, _CHUNK):
+        for begin in range(0, size, _CHUNK):
             part = slice(begin, begin + _CHUNK)
-            size = sums[0][part].size
-            for row, one, count in zip(means, sums, counts, strict=True):
-                np.divide(one[part], np.float32(max(count, 1)), out=row[:size])
-            m = None if usual is None else usual[part]
-            for index in range(num):
-                rest = [row[:size] for other, row in enumerate(means) if other != index]
-                o = others[:size] if rest else None
-                if o is not None:
-                    o[:] = rest[0]
-                    for row in rest[1:]:
-                        o += row
-                    o /= np.float32(len(rest))
-                found[index].add(means[index, :size], o, m)
-    return found
+            width = sums[0][part].size
+            for row, one, count in zip(rows, sums, counts, strict=False):
+                np.divide(one[part], max(count, 1), out=row[:width])
+            if usual is not None:
+                rows[num, :width] = usual[part]
+            gram += rows[:, :width] @ rows[:, :width].T
+    return gram
 
 
-def _usable(tensor: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor | None:
-    """A reference that is absent, of another shape or type says nothing about this replica."""
-    if tensor is None or tensor.dtype not in FLOATS or tensor.shape != like.shape:
-        return None
-    return tensor.detach().cpu()
+def _products(gram: Array, index: int, others: list[int]) -> _Products:
+    """Of the replica in row ``index`` beside those in the rows ``others``."""
+    gg, gm, mm = float(gram[index, index]), float(gram[index, -1]), float(gram[-1, -1])
+    if not others:
+        return _Products(gg, 0.0, 0.0, gm, mm, math.nan)
+    go = float(gram[index, others].mean())
+    oo = float(gram[np.ix_(others, others)].mean())
+    closest = max(_cosine(float(gram[index, other]), gg, float(gram[other, other])) for other in others)
+    return _Products(gg, go, oo, gm, mm, closest)
 
 
 def _cosine(dot: float, a2: float, b2: float) -> float:
@@ -148,32 +136,17 @@ def _cosine(dot: float, a2: float, b2: float) -> float:
     return dot / below if below > 0 else 0.0
 
 
-def gradient_metrics(sums: _Sums, *, has_others: bool, has_mean: bool) -> tuple[float, ...]:
+def gradient_metrics(of: _Products, *, has_others: bool, has_mean: bool) -> tuple[float, ...]:
     """Values in the order of GRADIENT_METRICS; NaN where a reference is absent."""
-    align = peers = ratio = apart = math.nan
+    align = peers = ratio = apart = twin = math.nan
     if has_mean:
-        align = _cosine(sums.gm, sums.gg, sums.mm)
+        align = _cosine(of.gm, of.gg, of.mm)
     if has_others:
-        peers = _cosine(sums.go, sums.gg, sums.oo)
-        ratio = log_of(math.sqrt(sums.gg)) - log_of(math.sqrt(sums.oo))
-        apart = log_of(math.sqrt(sums.apart)) - log_of(math.sqrt(sums.oo))
-    return log_of(math.sqrt(sums.gg)), align, peers, ratio, apart
-
-
-def screen_gradient(
-    baseline: GradientBaseline, worker: int, gradient: torch.Tensor, others: torch.Tensor | None, policy: Policy
-) -> Screening:
-    """Judge a replica's mean gradient [N]; ``others`` [N]: the mean of the other replicas' means, None where there is
-    no other. Pure, and never raises for anything a worker can send."""
-    due = others.shape if others is not None else None if baseline.mean is None else baseline.mean.shape
-    problem = _structure(gradient, due)
-    if problem:
-        return _plain(baseline, worker, policy, VerdictKind.SUSPECT, problem)
-    o = _usable(others, gradient)
-    usual = _usable(None if baseline.mean is None else torch.from_numpy(baseline.mean), gradient)
-    arrays = [None if one is None else _array(one) for one in (gradient, o, usual)]
-    assert arrays[0] is not None
-    return _judge(baseline, worker, _sums(arrays[0], arrays[1], arrays[2]), o is not None, usual is not None, policy)
+        peers = _cosine(of.go, of.gg, of.oo)
+        ratio = log_of(math.sqrt(of.gg)) - log_of(math.sqrt(of.oo))
+        apart = log_of(math.sqrt(of.apart)) - log_of(math.sqrt(of.oo))
+        twin = math.log(max(1.0 - of.closest, SAME))
+    return log_of(math.sqrt(of.gg)), align, peers, ratio, apart, twin
 
 
 def screen_gradients(
@@ -195,13 +168,13 @@ def screen_gradients(
             found[worker] = _plain(baseline, worker, policy, VerdictKind.SUSPECT, problem)
         else:
             left[worker] = (as_float32(total), count)
-    while left:
-        made = _peers([one for one, _ in left.values()], [count for _, count in left.values()], baseline.mean)
-        broken = any(not math.isfinite(one.gg) for one in made)
-        for worker, one in zip(list(left), made, strict=True):
-            if not broken or not math.isfinite(one.gg):  # beside a broken one the others' mean is broken too
-                found[worker] = _judge(baseline, worker, one, len(made) > 1, baseline.mean is not None, policy)
-                del left[worker]
+    if left:
+        gram = _gram([one for one, _ in left.values()], [count for _, count in left.values()], baseline.mean)
+        finite = [index for index in range(len(left)) if math.isfinite(gram[index, index])]
+        for index, worker in enumerate(left):
+            others = [other for other in finite if other != index]
+            of = _products(gram, index, others)
+            found[worker] = _judge(baseline, worker, of, bool(others), baseline.mean is not None, policy)
     return {worker: found[worker] for worker in sums}
 
 
@@ -214,33 +187,20 @@ def _structure(gradient: torch.Tensor, due: torch.Size | tuple[int, ...] | None)
     return ""
 
 
-def _array(tensor: torch.Tensor) -> Array:
-    """As float32 where it is, else as float64: nothing is cut."""
-    wide = tensor.detach().cpu()
-    found: Array = (wide if wide.dtype == torch.float32 else wide.double()).numpy()
-    return found
-
-
 def _plain(baseline: GradientBaseline, worker: int, policy: Policy, kind: VerdictKind, reason: str) -> Screening:
     return Screening(Verdict(kind, reason), policy, worker, in_warmup=baseline.frames < policy.warmup_frames)
 
 
 def _judge(
-    baseline: GradientBaseline, worker: int, sums: _Sums, has_others: bool, has_mean: bool, policy: Policy
+    baseline: GradientBaseline, worker: int, of: _Products, has_others: bool, has_mean: bool, policy: Policy
 ) -> Screening:
-    if not math.isfinite(sums.gg):
+    if not math.isfinite(of.gg):
         reason = "nonfinite: NaN or Inf in the gradient, or a norm that leaves the range of numbers"
         return _plain(baseline, worker, policy, VerdictKind.SUSPECT, reason)
     if not policy.screens:
         return _plain(baseline, worker, policy, VerdictKind.ACCEPT, "policy none: structure only")
-    # a reference that is not finite says nothing about this replica
-    has_others, has_mean = has_others and math.isfinite(sums.oo), has_mean and math.isfinite(sums.mm)
-    if has_others and not math.isfinite(sums.apart):
-        return _plain(
-            baseline, worker, policy, VerdictKind.SUSPECT, "nonfinite: the gradient's norm leaves the range of numbers"
-        )
     in_warmup = baseline.frames < policy.warmup_frames
-    values = gradient_metrics(sums, has_others=has_others, has_mean=has_mean)
+    values = gradient_metrics(of, has_others=has_others, has_mean=has_mean)
     scores, crossed = fences(
         GRADIENT_METRICS,
         values,
@@ -253,7 +213,7 @@ def _judge(
         steady = _steady(baseline, worker, values, policy)
         crossed += tuple(len(scores) + i for i, score in enumerate(steady) if score.crossed)
         scores += steady
-    absolute = _absolute(sums, has_others, in_warmup)
+    absolute = _absolute(of, has_others, in_warmup)
     if absolute:
         verdict = Verdict(VerdictKind.SUSPECT, absolute, scores)
     elif crossed:
@@ -283,16 +243,18 @@ def _steady(baseline: GradientBaseline, worker: int, values: tuple[float, ...], 
     return tuple(scores)
 
 
-def _absolute(sums: _Sums, has_others: bool, in_warmup: bool) -> str:
-    if sums.gg <= TINY * TINY:
+def _absolute(of: _Products, has_others: bool, in_warmup: bool) -> str:
+    if of.gg <= TINY * TINY:
         return "vanished: every element of the gradient is zero"
-    if not has_others or not in_warmup or sums.oo <= 0.0:
+    if not has_others or not in_warmup or of.oo <= 0.0:
         return ""
-    share, cosine = sums.go / sums.oo, _cosine(sums.go, sums.gg, sums.oo)
+    share, cosine = of.go / of.oo, _cosine(of.go, of.gg, of.oo)
     if cosine < OPPOSED:
         return f"opposed: cosine to the other replicas' mean is {cosine:.4f} during warm-up, below {OPPOSED}"
     if share > SCALED:
         return f"scaled: {share:.3g} times the other replicas' mean along it during warm-up, above {SCALED}"
+    if of.closest > COPIED:
+        return f"copied: cosine to another replica is {of.closest:.6f} during warm-up, above {COPIED}"
     return ""
 
 

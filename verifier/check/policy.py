@@ -33,6 +33,7 @@ class Policy:
     audit_share_ppm: int = 10_000
     warmup_audit_share_ppm: int = 100_000
     end_stage_factor: int = 3  # the audit share at the first and the last stage is this many times higher
+    gradient_source_factor: int = 6  # and of the last stage's gradient: no incoming one to hold it against
     straight_share_ppm: int = 250_000  # confirmations that skip the replay and go to recompute
     paper_metrics: str = "l1,l2,sfr,sw"  # policy paper: a subset is an ablation
     paper_ema: bool = True  # policy paper: False is the ablation without an average (beta = 0)
@@ -72,8 +73,9 @@ class Policy:
         for field in fields(self):
             if field.name.endswith("_ppm") and not 0 <= getattr(self, field.name) <= PPM:
                 problems.append(f"{field.name} = {getattr(self, field.name)} must lie in 0 .. {PPM}")
-        if self.end_stage_factor < 1:
-            problems.append(f"end_stage_factor = {self.end_stage_factor} must be at least 1")
+        for name in ("end_stage_factor", "gradient_source_factor"):
+            if getattr(self, name) < 1:
+                problems.append(f"{name} = {getattr(self, name)} must be at least 1")
         if problems:
             raise ConfigError("; ".join(problems))
 
