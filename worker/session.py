@@ -34,13 +34,15 @@ from sentinel_market.wire.commit import SessionKey, backward_input_hash, backwar
 from sentinel_market.wire.parts import CHANNEL_OPTIONS, WIRE_VERSION, WORK, Assembler, split
 from sentinel_market.wire.records import check_quorum
 from sentinel_market.wire.tensors import all_finite, decode, encode, encoded_hash
-from worker.compute import StageRunner
+from worker.compute import BackwardResult, StageRunner
 from worker.protection import Watermark
 
 log = logging.getLogger("worker")
 
 RECONNECT_SECONDS = 0.5
 MAX_PARKED = 4096
+MAX_MADE_AGAIN = 4
+"""Sums of a part of what was summed, a seat and step: each is computed anew."""
 
 Stream = queue.SimpleQueue[pb.ToSeat | None]
 """What is to be sent on one stream to a seat. Each has its own, so it tells streams apart too."""
@@ -86,6 +88,8 @@ class SeatLink:
     receipt_units: int = 0
     unpaid: list[int] = field(default_factory=list)
     """Steps that were served and are under no receipt yet, in order."""
+    made_again: int = 0
+    """Sums of this step that were computed anew for this seat."""
 
     def send(self, message: pb.ToSeat) -> None:
         self.outbox.put(message)
@@ -348,7 +352,7 @@ class Worker:
         done = self.runner.backward((link.seat.account, task.forward), incoming)
         began = time.thread_time()
         input_hash = backward_input_hash(forward.input_hash, encoded_hash(task.incoming))
-        self._put_backward(link, task, result, task.sequence, input_hash, done.gradient, done.sketch)
+        self._put_backward(link, task, result, task.sequence, input_hash, done)
         return time.thread_time() - began
 
     def _loss(self, link: SeatLink, task: pb.Task, result: pb.Result) -> float:
@@ -360,7 +364,7 @@ class Worker:
         result.output = encode(losses)
         input_hash = backward_input_hash(encoded_hash(task.input), encoded_hash(task.incoming))
         self._commit(link, task, result, task.sequence, FORWARD, input_hash, encoded_hash(result.output))
-        self._put_backward(link, task, result, task.sequence + 1, input_hash, done.gradient, done.sketch)
+        self._put_backward(link, task, result, task.sequence + 1, input_hash, done)
         return time.thread_time() - began
 
     def _put_backward(
@@ -370,17 +374,16 @@ class Worker:
         result: pb.Result,
         sequence: int,
         input_hash: bytes,
-        gradient: torch.Tensor | None,
-        sketch: torch.Tensor,
+        done: BackwardResult,
     ) -> None:
         outgoing = None
-        if gradient is not None:
-            payload = encode(gradient)
+        if done.gradient is not None:
+            payload = encode(done.gradient)
             result.gradient, outgoing = payload, encoded_hash(payload)
-        result.sketch = encode(sketch)
+        result.sketch = encode(done.sketch)
         output_hash = backward_output_hash(outgoing, encoded_hash(result.sketch))
         hashed = self._commit(link, task, result, sequence, BACKWARD, input_hash, output_hash)
-        self.runner.summed[hashed] = task.microbatch
+        self.runner.summed[hashed] = done.summed
 
     def _commit(
         self,
@@ -426,19 +429,21 @@ class Worker:
         once = set(named)
         missing = [c for c in named if c not in self.runner.summed]
         extra = [c for c in self.runner.summed if c not in once]
-        if missing or extra or len(once) != len(named):
+        dear = bool(extra) and link.made_again >= MAX_MADE_AGAIN
+        if missing or dear or not named or len(once) != len(named):
             refusal = pb.Refusal(
                 step=request.step,
                 round=request.round,
                 code="set",
-                message=f"{len(missing)} named microbatches are not in this sum, {len(extra)} others are",
+                message=f"of {len(named)} named microbatches {len(missing)} are not in this sum; {len(extra)} others are",
                 missing=missing,
                 extra=extra,
             )
             self._answer(link, stream, pb.ToSeat(refusal=refusal))
             return
         link.watermark.admit(request.sequence)
-        payload = encode(self.runner.gradient())
+        link.made_again += bool(extra)
+        payload = encode(self.runner.gradient_of(named) if extra else self.runner.gradient())
         accepted, gradient_hash = accepted_set_digest(named), encoded_hash(payload)
         message_ = link.session_key.gradient(
             sequence=request.sequence,
@@ -476,6 +481,7 @@ class Worker:
         self.runner.load(weights.step, flat, hashed)
         for other in self.links:
             other.forwards.clear()
+            other.made_again = 0
             if joining and other.open:
                 other.send(self._ready())
         parked, self._parked = self._parked, []

@@ -262,8 +262,8 @@ def test_a_worker_that_signs_nan_is_convicted_by_a_quorum(tmp_path: Path, poison
 
     def nan(worker: Worker, link: SeatLink, message: pb.ToSeat) -> list[pb.ToSeat | bytes]:
         if message.WhichOneof("kind") == "result":
-            (*_, microbatch) = worker.runner.summed.values()
-            change(Reply(worker, link, message.result, microbatch))
+            (*_, last) = worker.runner.summed.values()
+            change(Reply(worker, link, message.result, last.microbatch))
         return [message]
 
     hostile(mesh, {3: nan})

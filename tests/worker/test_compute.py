@@ -12,7 +12,7 @@ from sentinel_market.models.jobs import model_config
 from sentinel_market.models.sketch import Sketch
 from sentinel_market.models.stage import Stage
 from tests.worker.rig import small_spec
-from worker.compute import StageRunner
+from worker.compute import StageRunner, Summed
 
 SPEC = small_spec()
 CONFIG = model_config(SPEC)
@@ -155,3 +155,26 @@ def test_the_sum_that_a_liar_hands_in_is_the_same_each_time_it_is_asked() -> Non
     first, second = liar.gradient(), liar.gradient()
     assert torch.equal(first, second)
     assert not torch.allclose(Sketch(1, 0).sketch(first), done.sketch, rtol=1e-3)
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_a_sum_of_a_part_is_that_of_the_part(stage: int) -> None:
+    """What was lost on its way, or judged by nobody, is left out; the rest of the step counts."""
+
+    def summed(by: StageRunner, seed: int) -> Summed:
+        if stage == 1:
+            return by.loss(seed, activation(seed), tokens(seed))[1].summed
+        by.forward(("0xA", seed), seed, tokens(seed))
+        return by.backward(("0xA", seed), activation(seed)).summed
+
+    whole, part = runner(stage), runner(stage)
+    for seed in range(3):
+        whole.summed[bytes([seed])] = summed(whole, seed)
+        if seed != 1:
+            summed(part, seed)
+    everything = whole.gradient()
+    again = whole.gradient_of([bytes([0]), bytes([2])])
+    assert torch.equal(again, part.gradient()) and not torch.equal(again, everything)
+    assert torch.equal(whole.gradient(), everything), "another seat may ask for all of it still"
+    with pytest.raises(KeyError):
+        whole.gradient_of([b"never"])

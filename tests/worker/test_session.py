@@ -465,7 +465,7 @@ def test_the_sum_is_signed_for_exactly_the_named_set(rig: Rig) -> None:
     seat = rig.seats[0]
     results = [served(seat, rig.loss(seat, microbatch=m)) for m in range(3)]
     named = list(rig.worker.runner.summed)
-    for wrong in (named[:2], [*named, bytes(32)], [*named, named[0]], [], [*named[:2], b"x"]):
+    for wrong in ([*named, bytes(32)], [*named, named[0]], [], [*named[:2], b"x"]):
         request = pb.SumRequest(step=0, round=1, sequence=seat._sequence, commitments=wrong)
         seat.say(pb.ToWorker(sum=request))
         refusal = seat.hear("refusal").refusal
@@ -485,6 +485,26 @@ def test_the_sum_is_signed_for_exactly_the_named_set(rig: Rig) -> None:
         weights_hash=rig.weights_hash,
     )
     assert recover(digest(DOMAIN, message), answer.signature) == rig.key.address
+
+
+def test_a_seat_has_few_sums_computed_anew_a_step(rig: Rig) -> None:
+    seat = rig.seats[0]
+    for microbatch in range(2):
+        served(seat, rig.loss(seat, microbatch=microbatch))
+    named = list(rig.worker.runner.summed)
+
+    def ask(commitments: list[bytes]) -> None:
+        request = pb.SumRequest(step=0, round=1, sequence=seat._sequence, commitments=commitments)
+        seat.say(pb.ToWorker(sum=request))
+
+    for _ in range(session_module.MAX_MADE_AGAIN):
+        ask(named[:1])
+        assert seat.hear("gradient").gradient.accepted_set == accepted_set_digest(named[:1])
+        seat._sequence += 1
+    ask(named[:1])
+    assert list(seat.hear("refusal").refusal.extra) == named[1:]
+    ask(named)
+    assert seat.hear("gradient").gradient.count == 2, "the whole sum is at hand"
 
 
 def test_a_sum_with_a_passed_sequence_or_of_an_old_step_is_not_signed(rig: Rig) -> None:
