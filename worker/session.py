@@ -435,7 +435,7 @@ class Worker:
                 step=request.step,
                 round=request.round,
                 code="set",
-                message=f"of {len(named)} named microbatches {len(missing)} are not in this sum; {len(extra)} others are",
+                message=f"{len(missing)} of {len(named)} named microbatches are not in this sum, {len(extra)} more are",
                 missing=missing,
                 extra=extra,
             )
