@@ -10,10 +10,9 @@ from sentinel_market.sim.bounds import said
 from sentinel_market.sim.cell import CLEAN, Cell
 from sentinel_market.sim.conditions import CONDITIONS, FRAMES
 from sentinel_market.sim.group import Group, Hurt, excess, groups, usual
-from sentinel_market.sim.plan import DEFAULT
+from sentinel_market.sim.plan import DEFAULT, PAPER_STRONG
 from sentinel_market.sim.settings import UNVERIFIED
 
-PAPER_STRONG = ("zeros", "ones", "random_value", "sign_flip")
 PAPER_MISSED = ("sign_flip", "random_sign")
 LISTED = 12
 """Failures named of a figure; the table has them all."""
@@ -100,9 +99,14 @@ def _paper(cells: Sequence[Cell]) -> Figure:
     found = [cell for cell in of(cells, "paper") if usual(cell)]
     if not found:
         return figure
-    strong = [cell for cell in found if cell.attack in PAPER_STRONG and cell.direction == "forward"]
+    forward = [cell for cell in found if cell.attack in PAPER_STRONG and cell.direction == "forward"]
+    strong = [cell for cell in forward if cell.strength == 1.0]
+    weak = [cell for cell in forward if cell.strength != 1.0]
     if strong:
-        figure.must(mean_f1(strong) >= 0.9, f"strong forward attacks are caught: mean F1 {percent(mean_f1(strong))}")
+        text = f"strong forward attacks, whole as published, are caught: mean F1 {percent(mean_f1(strong))}"
+        figure.must(mean_f1(strong) >= 0.9, text)
+    if weak:
+        figure.lines.append(f"the same, as weak as still hurts: mean F1 {percent(mean_f1(weak))}")
     missed = [cell for cell in found if cell.attack in PAPER_MISSED and cell.direction == "backward"]
     if missed:
         recall = statistics.fmean(cell.recall or 0.0 for cell in missed)
@@ -115,7 +119,7 @@ def _paper(cells: Sequence[Cell]) -> Figure:
             ours, whole = mean_f1(runs), mean_f1(twins)
             text = f"`{policy}`: mean F1 {percent(ours)} against {percent(whole)} on the same attacks"
             figure.must(ours <= whole - 0.05, text)
-    waits = [cell.steps_to_quarantine for cell in found if cell.steps_to_quarantine is not None]
+    waits = [cell.steps_to_quarantine for cell in strong or found if cell.steps_to_quarantine is not None]
     if waits:
         wait = statistics.median(waits)
         figure.must(6 <= wait <= 10, f"bans come 6-10 steps after the first false frame: median {wait:g}")

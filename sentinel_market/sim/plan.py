@@ -23,7 +23,8 @@ DEFAULT: Final = "screen+confirm+audit"
 CHOSEN: Final = ("zeros", "sign_flip", "identity", "delay")
 """Attacks that all policies, colluding confirmers and the big meshes are measured with."""
 ABLATIONS: Final = ("paper:no-ema", "paper:l1", "paper:l2", "paper:sfr", "paper:sw")
-ABLATED: Final = ("zeros", "random_value", "sign_flip", "invisible_noise", "delay")
+PAPER_STRONG: Final = ("zeros", "ones", "random_value", "sign_flip")
+"""Forward attacks that the paper's detector is published to catch, whole: at strength 1."""
 CLEAN_RUNS: Final = 20
 BIG: Final[tuple[Mapping[str, Any], ...]] = (
     {"replicas": 8, "stages": 16, "malicious": 0.25},
@@ -55,12 +56,14 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Demand:
-    """Run the rows' chosen strength, or the one ``above`` by so many levels, under a policy, on seeds."""
+    """Run the rows' chosen strength, or the one ``above`` by so many levels, or whatever is chosen the one ``at`` a
+    strength, under a policy, on seeds."""
 
     rows: tuple[Row, ...]
     policy: str
     seeds: tuple[int, ...]
     above: int = 0
+    at: float | None = None
     changes: tuple[tuple[str, Any], ...] = ()
     """Settings that differ from the plan's."""
 
@@ -153,10 +156,13 @@ def wanted(plan: Plan, known: Known, *, outlook: bool = False) -> list[Want]:
     for demand in plan.demands:
         for row in demand.rows:
             choice = choices[row]
-            level = choice.level + demand.above
-            if (choice.decided or outlook) and level < len(row.levels):
-                changes = dict(demand.changes)
-                asked += [at(plan, row, level, demand.policy, seed, **changes) for seed in demand.seeds]
+            levels = [choice.level + demand.above] if choice.decided or outlook else []
+            if demand.at is not None:
+                levels = [index for index, level in enumerate(row.levels) if level.strength == demand.at]
+            for level in levels:
+                if level < len(row.levels):
+                    changes = dict(demand.changes)
+                    asked += [at(plan, row, level, demand.policy, seed, **changes) for seed in demand.seeds]
     if plan.unverified:
         climbs += [dataclasses.replace(want, settings=unverified_of(want.settings)) for want in asked]
     comparisons = [Want(settings=clean_of(want.settings)) for want in (*climbs, *asked)]
@@ -197,7 +203,7 @@ def bench_plan(
 
     chosen = named(lambda row: row.attack in CHOSEN)
     flips = named(lambda row: row.attack == "sign_flip")
-    ablated = named(lambda row: row.attack in ABLATED and row.direction == "forward")
+    published = named(lambda row: row.attack in PAPER_STRONG and row.direction == "forward")
     demands = [
         Demand(rows=everything, policy=DEFAULT, seeds=every),
         Demand(rows=everything, policy=DEFAULT, seeds=every if next_everywhere else first, above=1),
@@ -207,7 +213,7 @@ def bench_plan(
         Demand(rows=chosen, policy="screen+confirm", seeds=every, changes=(("collude", True),)),
         Demand(rows=flips, policy=DEFAULT, seeds=every, changes=(("duty", 5),)),
         Demand(rows=flips, policy=DEFAULT, seeds=every, changes=(("corrupt_drivers", 1),)),
-        *(Demand(rows=ablated, policy=policy, seeds=first) for policy in ablations),
+        *(Demand(rows=published, policy=policy, seeds=first, at=1.0) for policy in ("paper", *ablations)),
     ]
     if big:
         demands += [

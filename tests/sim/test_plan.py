@@ -54,6 +54,16 @@ def test_a_ladder_is_climbed_until_the_loss_is_five_percent_worse() -> None:
     assert {(c.strength, c.seed) for c in cells.values() if c.policy == "paper"} == {(4.0, 0)}
 
 
+def test_the_paper_is_measured_with_whole_attacks_too() -> None:
+    """As published, whatever strength the ladder ends at; once where it ends there."""
+    row = dataclasses.replace(fakes.row("noise", "forward"), attack="ones")
+    cells = known(bench_plan(BASE, [row], clean_runs=0)).values()
+    strengths = {
+        policy: sorted(c.strength or 0 for c in cells if c.policy == policy) for policy in ("paper", "paper:l1")
+    }
+    assert strengths == {"paper": [1.0, 4.0], "paper:l1": [1.0]}
+
+
 def test_next_everywhere_runs_the_next_strength_on_every_seed() -> None:
     plan = bench_plan(BASE, [fakes.row("noise", "forward")], clean_runs=0, next_everywhere=True)
     assert {c.seed for c in known(plan).values() if c.strength == 8.0} == {0, 1, 2}
@@ -98,6 +108,8 @@ def test_the_bench_measures_what_it_is_meant_to() -> None:
         "paper:sfr",
         "paper:sw",
     }
+    whole = {(c.attack, c.direction, c.strength, c.seed) for c in cells if c.policy.startswith("paper:")}
+    assert whole == {(name, "forward", 1.0, 0) for name in ("zeros", "sign_flip")}
     # What a cell is compared with is there: the clean run of its seed and mesh.
     for cell in cells:
         if cell.attack != "clean":

@@ -83,7 +83,7 @@ def test_nothing_measured_is_no_pass() -> None:
 def test_the_shape_of_the_paper(cells: list[Cell]) -> None:
     found = figure(cells, 1)
     text = "\n".join(found.lines)
-    assert "holds: strong forward attacks are caught: mean F1 100.0 %" in text
+    assert "holds: strong forward attacks, whole as published, are caught: mean F1 100.0 %" in text
     assert "holds: signs of the gradient are missed: mean recall 0.0 %" in text
     assert "holds: `paper:l1`: mean F1 0.0 %" in text
     assert "FAILS: `paper:no-ema`" in text  # the fake's ablation is as good as the whole
