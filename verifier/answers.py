@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
+from torch.nn import functional
 
 from sentinel_market.chain.eip712 import digest
 from sentinel_market.chain.signing import recover
@@ -20,6 +22,7 @@ from sentinel_market.wire import relay_pb2 as pb
 from sentinel_market.wire.commit import backward_input_hash, backward_output_hash
 from sentinel_market.wire.tensors import decode, encoded_hash, tensor_hash
 from verifier.check.baseline import Baseline
+from verifier.check.frame import Frame
 from verifier.check.tolerance import Comparison, Tolerance, compare, compare_sketch
 from verifier.check.verdict import Verdict
 from verifier.context import SeatContext
@@ -297,3 +300,29 @@ def open_answer(
         result.compute_micros,
         gradient_hash,
     )
+
+
+def frames_of(
+    context: SeatContext, answer: Answer, held: Held, step: int, embedding: torch.Tensor, head: torch.Tensor | None
+) -> list[tuple[int, Frame]]:
+    """(direction, frame) of everything in the answer that can be screened. ``embedding`` [V, D] (empty: not known) and
+    ``head`` [V, D] (None: not known): of the step's weights."""
+    stage, shapes = answer.stage, context.shapes
+    frames = []
+    make = partial(Frame, stage=stage, num_stages=context.num_stages, step=step, worker=answer.session.slot.slot)
+
+    def frame(direction: int, output: torch.Tensor | None, before: torch.Tensor | None) -> None:
+        frames.append((direction, make(output=output, input=before, direction=direction)))
+
+    if answer.operation == pb.FORWARD:
+        shown = functional.embedding(held.tokens, embedding) if not stage and len(embedding) else None
+        if stage:
+            shown = held.decoded(held.inputs[stage], shapes.activation)
+        frame(FORWARD, answer.output, shown)
+    elif answer.operation == pb.LOSS:
+        frame(FORWARD, answer.output, None)
+        if stage:
+            frame(BACKWARD, answer.gradient, None if head is None else -functional.embedding(held.targets, head))
+    else:
+        frame(BACKWARD, answer.gradient, held.decoded(held.incoming[stage], shapes.activation))
+    return frames

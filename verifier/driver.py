@@ -12,7 +12,6 @@ import random
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from functools import partial
 
 import torch
 
@@ -32,13 +31,13 @@ from verifier.answers import (
     Signed,
     Upheld,
     farthest,
+    frames_of,
     open_answer,
     refuted_by,
 )
 from verifier.check import audit
 from verifier.check.check import Screening
 from verifier.check.confirm import Action, Event, decide
-from verifier.check.frame import Frame
 from verifier.check.tolerance import Comparison, compare
 from verifier.check.verdict import Verdict, VerdictKind
 from verifier.check.watch import is_far
@@ -282,33 +281,6 @@ class Driver:
 
     # ---- judging
 
-    def _frames(self, stage: int, held: Held, answer: Answer) -> list[tuple[int, Frame]]:
-        """(direction, frame) of everything in the answer that can be screened."""
-        c, slot = self.context, answer.session.slot.slot
-        frames = []
-
-        make = partial(Frame, stage=stage, num_stages=c.num_stages, step=self._state.step, worker=slot)
-
-        def frame(direction: int, output: torch.Tensor | None, before: torch.Tensor | None) -> None:
-            frames.append((direction, make(output=output, input=before, direction=direction)))
-
-        if answer.operation == pb.FORWARD:
-            frame(FORWARD, answer.output, self._shown_input(stage, held))
-        elif answer.operation == pb.LOSS:
-            frame(FORWARD, answer.output, None)
-            head = None if self._head is None else -torch.nn.functional.embedding(held.targets, self._head)
-            if stage > 0:
-                frame(BACKWARD, answer.gradient, head)
-        else:
-            incoming = held.decoded(held.incoming[stage], c.shapes.activation)
-            frame(BACKWARD, answer.gradient, incoming)
-        return frames
-
-    def _shown_input(self, stage: int, held: Held) -> torch.Tensor | None:
-        if stage == 0:
-            return torch.nn.functional.embedding(held.tokens, self._embedding) if len(self._embedding) else None
-        return held.decoded(held.inputs[stage], self.context.shapes.activation)
-
     async def _judge_repeat(self, stage: int, held: Held, forward: Answer) -> None:
         """A forward done again because its graph was elsewhere: it must agree with the one that was accepted, or a
         recompute says who is wrong. Raises ProtocolError when it is not accepted."""
@@ -332,7 +304,7 @@ class Driver:
         were refused before."""
         policy, slot = self.context.policy, answer.session.slot.slot
         with self._meter.section("check"):
-            frames = self._frames(stage, held, answer)
+            frames = frames_of(self.context, answer, held, self._state.step, self._embedding, self._head)
             self.recorder.answer(held.microbatch, answer, [frame for _, frame in frames], seconded=seconded)
             screenings = [(direction, self.engine.screen(frame, held.microbatch)) for direction, frame in frames]
             for (_, frame), (_, screening) in zip(frames, screenings, strict=True):

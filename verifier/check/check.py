@@ -13,7 +13,7 @@ from verifier.check import paper
 from verifier.check.baseline import FRAME_METRICS, Baseline
 from verifier.check.fences import fences
 from verifier.check.frame import Frame
-from verifier.check.kernels import Array, as_float32, blend, fit, moments, products
+from verifier.check.kernels import Array, as_float32, blend, dot, fit, moments
 from verifier.check.metrics import frame_metrics, loss_metrics
 from verifier.check.policy import PPM, Policy
 from verifier.check.structure import structural_problem
@@ -288,4 +288,4 @@ def warm() -> None:
     moments(x, x, x[0], np.zeros((2, 8), dtype=np.float32))
     blend(x[0], x[0], 0.5)
     fit(np.zeros((4, 2)))
-    products(x[0, 0], x[0, 0], x[0, 0])
+    dot(x[0, 0], x[0, 0])

@@ -20,7 +20,7 @@ from verifier.check.baseline import Window
 from verifier.check.check import Screening
 from verifier.check.fences import fences
 from verifier.check.frame import BACKWARD
-from verifier.check.kernels import Array, as_float32, blend, narrow
+from verifier.check.kernels import Array, as_float32, blend, dot, narrow
 from verifier.check.metrics import TINY, log_of
 from verifier.check.policy import Policy
 from verifier.check.structure import FLOATS
@@ -40,7 +40,7 @@ OPPOSED = -0.05
 COPIED = 0.9999  # other data never gives the same gradient
 STEADY_ROWS = 8
 LEAST_STEADY = 4
-_CHUNK = 1 << 13  # elements of one replica that are looked at together: all replicas' fit a core's cache
+_CHUNK = 1 << 15  # elements of a replica that are looked at together: those of a few fit a core's cache
 
 
 @dataclass(kw_only=True)
@@ -105,19 +105,16 @@ class _Products:
 def _gram(sums: list[Array], counts: list[int], usual: Array | None) -> Array:
     """Inner products [R + 1, R + 1], in float64 and one sweep, of the replicas' means and last the moving average, [N]
     each. Not finite where a row is not, in that row and column alone."""
-    num, size = len(sums), sums[0].size
-    gram = np.zeros((num + 1, num + 1))
-    rows = np.zeros((num + 1, min(_CHUNK, size)))
-    with np.errstate(over="ignore", invalid="ignore"):  # a hostile sum may be anything: its products say so
-        for begin in range(0, size, _CHUNK):
-            part = slice(begin, begin + _CHUNK)
-            width = sums[0][part].size
-            for row, one, count in zip(rows, sums, counts, strict=False):
-                np.divide(one[part], max(count, 1), out=row[:width])
-            if usual is not None:
-                rows[num, :width] = usual[part]
-            gram += rows[:, :width] @ rows[:, :width].T
-    return gram
+    rows = [*sums, *([] if usual is None else [usual])]
+    gram = np.zeros((len(sums) + 1, len(sums) + 1))
+    for begin in range(0, sums[0].size, _CHUNK):
+        parts = [one[begin : begin + _CHUNK] for one in rows]
+        for i, one in enumerate(parts):
+            for j in range(i + 1):
+                gram[i, j] += dot(one, parts[j])
+    scale = 1.0 / np.array([*(max(count, 1) for count in counts), 1])
+    lower = gram * np.outer(scale, scale)
+    return lower + np.tril(lower, -1).T
 
 
 def _products(gram: Array, index: int, others: list[int]) -> _Products:

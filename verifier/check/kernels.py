@@ -267,19 +267,12 @@ def _blend(old: Array, new: Array, beta: float, mixed: Array) -> float:
     return total
 
 
-def _products(g: Array, o: Array, m: Array) -> tuple[float, float, float, float, float, float]:
-    """Compiled by numba: sums over three arrays [n]."""
-    gg = go = oo = gm = mm = apart = 0.0
-    for i in range(g.shape[0]):
-        a, b, c = np.float64(g[i]), np.float64(o[i]), np.float64(m[i])
-        change = a - b
-        gg += a * a
-        go += a * b
-        oo += b * b
-        gm += a * c
-        mm += c * c
-        apart += change * change
-    return gg, go, oo, gm, mm, apart
+def _dot(a: Array, b: Array) -> float:
+    """Compiled by numba."""
+    total = 0.0
+    for i in range(a.shape[0]):
+        total += np.float64(a[i]) * np.float64(b[i])
+    return total
 
 
 def _middle(values: Array, count: int) -> float:
@@ -369,7 +362,7 @@ def _compile() -> bool:
             return njit(nogil=True, fastmath=relaxed)(function)
 
     # The order matters: a compiled function calls those above it.
-    for function in (_middle, _row, _products, _project, _exchange, _sort_columns, _pass, _sliced, _fit):
+    for function in (_middle, _row, _dot, _project, _exchange, _sort_columns, _pass, _sliced, _fit):
         globals()[function.__name__] = build(function, {"reassoc", "contract", "nsz"})
     globals()["_blend"] = build(_blend, {"reassoc", "nsz"})  # not contracted: the same bits as without numba
     return True
@@ -417,18 +410,12 @@ def blend(old: Array, new: Array, beta: float) -> Array | None:
     return mixed if math.isfinite(total) else None
 
 
-def products(g: Array, o: Array, m: Array) -> tuple[float, float, float, float, float, float]:
-    """g g, g o, o o, g m, m m and (g - o)^2, summed in float64 over [n]; not finite where an element is not."""
-    if COMPILED and g.dtype == o.dtype == m.dtype == np.float32:
-        found: tuple[float, float, float, float, float, float] = _products(g, o, m)
-        return found
+def dot(a: Array, b: Array) -> float:
+    """Inner product of two float32 arrays [n], summed in float64; not finite where an element is not."""
+    if COMPILED:
+        return float(_dot(a, b))
     with np.errstate(over="ignore", invalid="ignore"):
-        a, b, c = (one.astype(np.float64) for one in (g, o, m))
-        apart = a - b
-        gg, go, oo, gm, mm, apart2 = (
-            float(x.dot(y)) for x, y in ((a, a), (a, b), (b, b), (a, c), (c, c), (apart, apart))
-        )
-    return gg, go, oo, gm, mm, apart2
+        return float(a.astype(np.float64).dot(b.astype(np.float64)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 
-from verifier.check.kernels import Array, Moments, products
+from verifier.check.kernels import Array, Moments
 
 TINY = 1e-30
 ABSENT = math.nan
@@ -37,8 +38,9 @@ def frame_metrics(
         gain = log_of(root(moments.out2) / length_in)
         shift = log_of(root(moments.change2) / length_in)
         if change is not None:
-            _, _, usual2, _, _, apart2 = products(moments.change_mean, change, change)
-            drift = log_of(root(apart2) / max(root(usual2), TINY))
+            usual = change.astype(np.float64)
+            apart = moments.change_mean - usual
+            drift = log_of(root(float(apart.dot(apart))) / max(root(float(usual.dot(usual))), TINY))
     rms = log_of(root(moments.out2 / elements))
     # geometric over arithmetic mean of the token norms: 0 if all tokens are equally long; noise fills up the short ones
     even = moments.log_norms / num_tokens - log_of(moments.norms / num_tokens)
