@@ -22,6 +22,7 @@ from decimal import Decimal
 from typing import Any, Final, cast
 
 from sentinel_market.domain.amounts import TOKEN_DECIMALS, canonical_real, format_amount, parse_amount
+from sentinel_market.domain.ids import BACKWARD, FORWARD
 from sentinel_market.errors import JobSpecError
 
 __all__ = [
@@ -260,12 +261,19 @@ class JobSpec:
             section = dataclasses.replace(section, audit_ppm=0, warmup_audit_ppm=0)
         return _checked(dataclasses.replace(self, verification=section))
 
-    def audit_ppm(self, stage: int, step: int) -> int:
-        """Share of frames of ``stage`` audited in ``step``, in parts per million (3 x at both ends)."""
+    def audit_ppm(self, stage: int, step: int, direction: int) -> int:
+        """Share of frames of ``stage`` audited in ``step``, in parts per million: three times as much of the activations
+        that all others build on, six times of such gradients."""
         section = self.verification
         base = section.warmup_audit_ppm if step < section.warmup_steps else section.audit_ppm
-        ends = stage in (0, self.parallelism.stages - 1)
-        return min(PPM, 3 * base if ends else base)
+        sources = {(0, FORWARD): 3, (self.parallelism.stages - 1, BACKWARD): 6}
+        return min(PPM, sources.get((stage, direction), 1) * base)
+
+    def least_audit_ppm(self, stage: int, step: int) -> int:
+        """Of a pass that a worker of ``stage`` can skip alone: the last stage answers for both passes at once, and is
+        audited where the gradient is drawn."""
+        directions = (BACKWARD,) if stage == self.parallelism.stages - 1 else (FORWARD, BACKWARD)
+        return min(self.audit_ppm(stage, step, direction) for direction in directions)
 
     def post_problems(self) -> list[str]:
         """What is still missing before the spec can be posted; empty when nothing is."""

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from sentinel_market.domain.ids import BACKWARD, FORWARD
 from sentinel_market.domain.job_spec import BPS, PPM, JobSpec, ModelSection, format_amount
 from sentinel_market.errors import JobSpecError
 
@@ -171,7 +172,7 @@ def quote(spec: JobSpec, params: QuoteParams) -> Quote:
     market, training, seats = spec.market, spec.training, spec.seats
     num_microbatches = training.steps * training.microbatches
     plan = num_microbatches * (market.price_per_microbatch + market.relay_price)
-    audit_sum, audit_cells = _audit_sum(spec), spec.parallelism.stages * training.steps
+    audit_sum, audit_cells = _audit_sum(spec), 2 * spec.parallelism.stages * training.steps
     audits = _ceil_div(plan * audit_sum, audit_cells * PPM)
     reserve = _ceil_div(plan * market.reserve_bps, BPS)
     recomputes = expected_recomputes(spec)
@@ -226,11 +227,16 @@ def _phases(spec: JobSpec) -> list[tuple[int, int]]:
 
 
 def _audit_sum(spec: JobSpec) -> int:
-    """Audit share, parts per million, summed over all stages and steps."""
+    """Audit share of a pass, parts per million, summed over all stages, steps and both directions."""
     if not spec.verification.audits:
         return 0
     stages = range(spec.parallelism.stages)
-    return sum(count * spec.audit_ppm(stage, start) for start, count in _phases(spec) for stage in stages)
+    return sum(
+        count * spec.audit_ppm(stage, start, direction)
+        for start, count in _phases(spec)
+        for stage in stages
+        for direction in (FORWARD, BACKWARD)
+    )
 
 
 def expected_recomputes(spec: JobSpec) -> int:
@@ -240,10 +246,9 @@ def expected_recomputes(spec: JobSpec) -> int:
     """
     if spec.verification.policy == "none":
         return 0
-    flags = HONEST_FLAG_PPM * spec.parallelism.stages * spec.training.steps
+    flags = 2 * HONEST_FLAG_PPM * spec.parallelism.stages * spec.training.steps
     share = RECOMPUTE_PPM if spec.parallelism.replicas >= 3 else PPM
-    frames_each = 2 * spec.training.microbatches
-    return _ceil_div((_audit_sum(spec) + flags) * frames_each * share, PPM * PPM)
+    return _ceil_div((_audit_sum(spec) + flags) * spec.training.microbatches * share, PPM * PPM)
 
 
 def _relay_bytes(spec: JobSpec) -> int:
@@ -281,7 +286,7 @@ def _checks(spec: JobSpec, params: QuoteParams) -> tuple[StakeCheck, ...]:
     if spec.verification.audits:
         late = spec.training.steps - 1
         worst = max(
-            (_ceil_div(SHIELD_FACTOR * price * PPM, 2 * spec.audit_ppm(stage, late)), stage)
+            (_ceil_div(SHIELD_FACTOR * price * PPM, 2 * spec.least_audit_ppm(stage, late)), stage)
             for stage, price in enumerate(prices)
         )
         checks.append(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from sentinel_market.domain.ids import BACKWARD, FORWARD
 from sentinel_market.domain.job_spec import BPS, PPM, JobSpec
 from sentinel_market.domain.quote import HONEST_FLAG_PPM, RECOMPUTE_PPM, SHIELD_FACTOR, stage_flops, stage_prices
 
@@ -89,8 +90,8 @@ def calibrate(
     audits = spec.verification.audits
     confirms = spec.verification.policy != "none"
     late = training.steps - 1
-    shares = [spec.audit_ppm(stage, late) / PPM if audits else 0.0 for stage in range(stages)]
-    warm = [spec.audit_ppm(stage, 0) / PPM if audits else 0.0 for stage in range(stages)]
+    shares, warm = ([_share(spec, stage, step) if audits else 0.0 for stage in range(stages)] for step in (late, 0))
+    least = [spec.least_audit_ppm(stage, late) / PPM if audits else 0.0 for stage in range(stages)]
     flops = stage_flops(spec.model, stages)
     flags = HONEST_FLAG_PPM / PPM if confirms else 0.0
     straight = RECOMPUTE_PPM / PPM if spec.parallelism.replicas >= 3 else 1.0
@@ -105,7 +106,7 @@ def calibrate(
     seat_share = mean * straight * repeat + cross + whole
     slash = spec.market.slot_stake * slash_bps // BPS
     prices = [price // 2 for price in stage_prices(spec)]
-    even = [int(slash * share) for share in shares]
+    even = [int(slash * share) for share in least]
     worst = min(range(stages), key=lambda s: even[s] / prices[s] if prices[s] else float("inf"))
     return Calibration(
         frames_a_step=frames_a_stage * stages,
@@ -116,13 +117,18 @@ def calibrate(
         replay_share=mean * (1 - straight) * repeat,
         seat_share=seat_share,
         seats=spec.seats.num,
-        audit_ppm=round(PPM * shares[worst]),
+        audit_ppm=round(PPM * least[worst]),
         slash=slash,
         unit_price=prices[worst],
         break_even=even[worst],
         break_even_shielded=even[worst] // SHIELD_FACTOR,
         needs=tuple(_needs(spec, speed, seat_share, core_gflops, core_gbytes) for speed in speeds),
     )
+
+
+def _share(spec: JobSpec, stage: int, step: int) -> float:
+    """Of the stage's passes, both directions alike."""
+    return sum(spec.audit_ppm(stage, step, direction) for direction in (FORWARD, BACKWARD)) / (2 * PPM)
 
 
 def _needs(spec: JobSpec, tflops: int, seat_share: float, core_gflops: float, core_gbytes: float) -> WorkerNeeds:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sentinel_market.domain.ids import BACKWARD, FORWARD
 from sentinel_market.domain.job_spec import (
     AGGREGATIONS,
     MAX_SPEC_BYTES,
@@ -25,7 +26,9 @@ from sentinel_market.domain.job_spec import (
     template,
 )
 from sentinel_market.errors import JobSpecError
+from verifier.check.audit import audit_share_ppm
 from verifier.check.policy import POLICIES as ENGINE_POLICIES
+from verifier.check.policy import Policy
 from verifier.check.robust import RULES
 
 
@@ -129,7 +132,7 @@ def test_a_huge_file_is_refused() -> None:
 def test_policy_without_audits_needs_no_shares() -> None:
     lines = [line for line in template().splitlines() if "audit_ppm" not in line]
     spec = parse_job("\n".join(lines).replace("screen+confirm+audit", "none", 1))
-    assert (spec.verification.audit_ppm, spec.audit_ppm(0, 0)) == (0, 0)
+    assert (spec.verification.audit_ppm, spec.audit_ppm(0, 0, FORWARD)) == (0, 0)
     assert parse_job(template()).with_policy("none").verification == spec.verification
     for policy in ("paper", "screen", "screen+confirm"):
         assert spec.with_policy(policy).verification.policy == policy
@@ -145,10 +148,22 @@ def test_every_aggregation_rule_is_known_to_the_engine(rule: str) -> None:
     assert POLICIES == ENGINE_POLICIES
 
 
-def test_audit_share_is_threefold_at_both_ends() -> None:
+def test_audit_share_is_higher_where_all_others_build_on_a_frame() -> None:
     spec = parse_job(template())
-    assert [spec.audit_ppm(stage, 100) for stage in range(4)] == [30_000, 10_000, 10_000, 30_000]
-    assert spec.audit_ppm(1, 0) == 100_000
+    assert [spec.audit_ppm(stage, 100, FORWARD) for stage in range(4)] == [30_000, 10_000, 10_000, 10_000]
+    assert [spec.audit_ppm(stage, 100, BACKWARD) for stage in range(4)] == [10_000, 10_000, 10_000, 60_000]
+    assert [spec.least_audit_ppm(stage, 100) for stage in range(4)] == [10_000, 10_000, 10_000, 60_000]
+    assert spec.audit_ppm(1, 0, BACKWARD) == 100_000
+
+
+@pytest.mark.parametrize("stages", [2, 4])
+@pytest.mark.parametrize("warm", [False, True])
+def test_the_quote_and_the_engine_draw_the_same_shares(stages: int, warm: bool) -> None:
+    spec = parse_job(template(parallelism__stages=stages))
+    for stage in range(stages):
+        for direction in (FORWARD, BACKWARD):
+            drawn = audit_share_ppm(Policy(), stage=stage, num_stages=stages, direction=direction, in_warmup=warm)
+            assert drawn == spec.audit_ppm(stage, 0 if warm else spec.training.steps - 1, direction)
 
 
 def test_digests_are_filled_at_post() -> None:

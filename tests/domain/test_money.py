@@ -84,8 +84,8 @@ def test_the_terms_of_a_quote() -> None:
     result = quote(SPEC, PARAMS)
     assert [term.name for term in result.lines] == ["plan", "audits", "reserve", "recomputes", "gas repaid", "fee"]
     plan = 600 * 6 * (10**17 + 10**16)
-    # 10 warm-up steps at (30 + 10 + 10 + 30) %, 590 at a tenth of that, over 4 stages
-    audits = plan * (10 * 800_000 + 590 * 80_000) // (4 * 600 * 10**6)
+    # 10 warm-up steps at (30 + 10 + 10 + 10) % forward and (10 + 10 + 10 + 60) % backward, 590 at a tenth of that
+    audits = plan * (10 * 1_500_000 + 590 * 150_000) // (2 * 4 * 600 * 10**6)
     subtotal = plan + audits + plan // 10 + result.expected_recomputes * 10**16 + 12 * 7
     assert [term.amount for term in result.lines[:3]] == [plan, audits, plan // 10]
     assert result.minimum == subtotal + fee_on(subtotal, 200)
@@ -96,11 +96,10 @@ def test_the_terms_of_a_quote() -> None:
 
 
 def test_expected_recomputes() -> None:
-    frames = 2 * 6
-    shares = 10 * 800_000 + 590 * 80_000 + 600 * 4 * 5_000
-    assert expected_recomputes(SPEC) == -(-shares * frames * 250_000 // 10**12)
+    shares = 10 * 1_500_000 + 590 * 150_000 + 600 * 8 * 5_000
+    assert expected_recomputes(SPEC) == -(-shares * 6 * 250_000 // 10**12)
     pair = dataclasses.replace(SPEC, parallelism=dataclasses.replace(SPEC.parallelism, replicas=2))
-    assert expected_recomputes(pair) == -(-shares * frames // 10**6)
+    assert expected_recomputes(pair) == -(-shares * 6 // 10**6)
     assert expected_recomputes(SPEC.with_policy("none")) == 0
 
 
@@ -129,7 +128,7 @@ def test_the_slash_rule_is_checked_at_the_least_audited_stage() -> None:
     needed = next(check.needed for check in quote(SPEC, PARAMS).checks if check.name.startswith("slash"))
     prices = stage_prices(SPEC)
     assert needed == max(
-        -(-4 * price * 10**6 // (2 * SPEC.audit_ppm(stage, 599))) for stage, price in enumerate(prices)
+        -(-4 * price * 10**6 // (2 * SPEC.least_audit_ppm(stage, 599))) for stage, price in enumerate(prices)
     )
 
 

@@ -338,8 +338,8 @@ def test_calibrate_is_what_can_be_worked_out_by_hand(job: Path) -> None:
     frames = 2 * spec.training.microbatches * spec.parallelism.stages
     assert data["frames_a_step"] == frames
     assert data["flags_a_step"] == pytest.approx(0.005 * frames)
-    # Four stages: 3 p, p, p, 3 p.
-    assert data["audits_a_step"] == pytest.approx(2 * spec.training.microbatches * 0.08)
+    # Four stages: 3 p, p, p, p forward and p, p, p, 6 p backward.
+    assert data["audits_a_step"] == pytest.approx(spec.training.microbatches * 0.15)
     assert data["confirmations_a_step"] == pytest.approx(data["audits_a_step"] + data["flags_a_step"])
     # A false frame at 1 % is worth a hundredth of the slash, and a quarter of that with accomplices.
     assert int(data["break_even"]) == spec.market.slot_stake // 100

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import blake3
 
-from verifier.check.frame import BACKWARD
+from verifier.check.frame import BACKWARD, FORWARD
 from verifier.check.policy import PPM, Policy
 
 _AUDIT = b"sentinel-market audit 1"
@@ -39,14 +39,17 @@ def goes_straight_to_recompute(secret: bytes, commitment_hash: bytes, share_ppm:
 
 
 def audit_share_ppm(policy: Policy, *, stage: int, num_stages: int, direction: int, in_warmup: bool) -> int:
-    """The share of frames to audit: p, in warm-up the warm-up share, of either 3p at the first and last stage, 6p of
-    the gradient that the last stage sends: all others build on it, and the screen has the least to hold it against."""
+    """The share of frames to audit: p, in warm-up the warm-up share; of either three times as much of the activations
+    that the first stage sends and six times of the gradients that the last one sends. All others build on these, and
+    for the latter the screen has the least to hold against."""
     if not policy.audits:
         return 0
     share = policy.warmup_audit_share_ppm if in_warmup else policy.audit_share_ppm
-    factor = policy.end_stage_factor if stage in (0, num_stages - 1) else 1
-    if direction == BACKWARD and stage == num_stages - 1:
-        factor = policy.gradient_source_factor
+    sources = {
+        (0, FORWARD): policy.activation_source_factor,
+        (num_stages - 1, BACKWARD): policy.gradient_source_factor,
+    }
+    factor = sources.get((stage, direction), 1)
     return min(PPM, share * factor)
 
 

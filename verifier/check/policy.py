@@ -32,8 +32,8 @@ class Policy:
     target_flags_ppm: int = 5_000  # honest frames that may cross a fence; steers k
     audit_share_ppm: int = 10_000
     warmup_audit_share_ppm: int = 100_000
-    end_stage_factor: int = 3  # the audit share at the first and the last stage is this many times higher
-    gradient_source_factor: int = 6  # and of the last stage's gradient: no incoming one to hold it against
+    activation_source_factor: int = 3  # the audit share of the first stage's activations is this many times higher
+    gradient_source_factor: int = 6  # and of the last stage's gradients: no incoming one to hold them against
     straight_share_ppm: int = 250_000  # confirmations that skip the replay and go to recompute
     paper_metrics: str = "l1,l2,sfr,sw"  # policy paper: a subset is an ablation
     paper_ema: bool = True  # policy paper: False is the ablation without an average (beta = 0)
@@ -73,7 +73,7 @@ class Policy:
         for field in fields(self):
             if field.name.endswith("_ppm") and not 0 <= getattr(self, field.name) <= PPM:
                 problems.append(f"{field.name} = {getattr(self, field.name)} must lie in 0 .. {PPM}")
-        for name in ("end_stage_factor", "gradient_source_factor"):
+        for name in ("activation_source_factor", "gradient_source_factor"):
             if getattr(self, name) < 1:
                 problems.append(f"{name} = {getattr(self, name)} must be at least 1")
         if problems:
