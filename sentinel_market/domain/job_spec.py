@@ -262,8 +262,8 @@ class JobSpec:
         return _checked(dataclasses.replace(self, verification=section))
 
     def audit_ppm(self, stage: int, step: int, direction: int) -> int:
-        """Share of frames of ``stage`` audited in ``step``, in parts per million: three times as much of the activations
-        that all others build on, six times of such gradients."""
+        """Share of frames of ``stage`` audited in ``step``, in parts per million: more of those that all others build
+        on, three times as much of activations and six times of gradients."""
         section = self.verification
         base = section.warmup_audit_ppm if step < section.warmup_steps else section.audit_ppm
         sources = {(0, FORWARD): 3, (self.parallelism.stages - 1, BACKWARD): 6}
