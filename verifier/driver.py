@@ -40,7 +40,6 @@ from verifier.check.check import Screening
 from verifier.check.confirm import Action, Event, decide
 from verifier.check.tolerance import Comparison, compare
 from verifier.check.verdict import Verdict, VerdictKind
-from verifier.check.watch import is_far
 from verifier.context import SeatContext
 from verifier.evidence.history import Happened
 from verifier.evidence.screening import snapshot
@@ -410,7 +409,7 @@ class Driver:
         self.recorder.confirm(answer, len(others), spent=spent)
         if spent or audit.goes_straight_to_recompute(self.secret, answer.commitments[0].digest):
             history.append(Happened(Event.STRAIGHT))
-        if any(is_far(one) for _, one in screenings):
+        if any(self.engine.at_once(one) for _, one in screenings):
             history.append(Happened(Event.FAR))
         if len(others) < 2:
             history.append(Happened(Event.NO_REPLICA))
@@ -544,6 +543,11 @@ class Driver:
             return None
         self.recorder.recompute(answer, x, incoming, self._weights.payload(step, stage))
         return found
+
+    def forget(self, slot: int) -> None:
+        """A quorum convicted a worker, whoever accused it: its frames leave every window."""
+        self.recorder.charged(slot)
+        self.engine.convict(slot)
 
     def _offence(self, offence: Offence) -> None:
         self._on_offence(offence)

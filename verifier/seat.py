@@ -572,6 +572,7 @@ class Seat:
         session = self.relay.sessions.get(quarantine.slot)
         if session is not None and session.slot.nonce == quarantine.nonce:
             session.part("quarantined", quarantine.reason)
+        self.driver.forget(quarantine.slot)
 
     def _on_session(self, session: WorkerSession) -> None:
         log.info("slot %d: session open", session.slot.slot)

@@ -16,7 +16,6 @@ from verifier.check import Action, Event, Frame, Screening, Verdict, VerdictKind
 from verifier.check.confirm import ConfirmStep
 from verifier.check.engine import Engine
 from verifier.check.frame import BACKWARD
-from verifier.check.watch import is_far
 
 
 class Wants(Enum):
@@ -95,7 +94,7 @@ class Hearing:
                 (Event.AUDIT, audited),
                 (Event.WATCHED, recomputes and self.watched),
                 (Event.STRAIGHT, straight),
-                (Event.FAR, recomputes and any(is_far(one) for _, one in self.screenings)),
+                (Event.FAR, recomputes and any(self.engine.at_once(one) for _, one in self.screenings)),
                 (Event.NO_REPLICA, others < 2),
             )
             if holds

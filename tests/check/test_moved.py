@@ -7,13 +7,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from verifier.check.engine import MOVED_WORKERS, Engine
+from verifier.check.engine import CALM_STEPS, MOVED_WORKERS, SETTLED_FRAMES, Engine
 from verifier.check.frame import BACKWARD, FORWARD, Frame
 from verifier.check.policy import Policy
 from verifier.check.verdict import VerdictKind
+from verifier.check.watch import is_far
 
 POLICY = Policy()
 STAGE = 1
+SETTLED = POLICY.warmup_frames + SETTLED_FRAMES
 
 
 def frame(worker: int, scale: float = 1.0, sequences: int = 4, step: int = 0) -> Frame:
@@ -27,12 +29,12 @@ def frame(worker: int, scale: float = 1.0, sequences: int = 4, step: int = 0) ->
 def engine() -> Engine:
     """Past warm-up forward at two boundaries; nothing was ever seen elsewhere."""
     found = Engine(POLICY, 4, 7)
-    for step in range(POLICY.window):
+    for step in range(SETTLED):
         found.begin_step(step)
         for stage in (STAGE, STAGE + 1):
             one = replace(frame(step % 8, step=step), stage=stage)
             found.accept(stage, FORWARD, found.screen(one, 0))
-    found.begin_step(POLICY.window)
+    found.begin_step(SETTLED)
     return found
 
 
@@ -72,14 +74,48 @@ def test_steps_do_not_add_up(engine: Engine) -> None:
     assert not engine.has_moved(STAGE)
 
 
-def test_the_fences_close_when_half_of_the_window_is_new(engine: Engine) -> None:
+def test_the_fences_close_when_the_window_is_new(engine: Engine) -> None:
     clear(engine, range(MOVED_WORKERS))
-    for step in range(POLICY.window // 2):
+    for step in range(POLICY.window):
         assert engine.has_moved(STAGE)
         one = frame(step % 8, 1.5, step=2000 + step)
         engine.accept(STAGE, FORWARD, engine.screen(one, 0))
     assert not engine.has_moved(STAGE)
     assert engine.screen(frame(3, 1.5, step=3000), 0).verdict.kind is VerdictKind.ACCEPT, "the move is learnt"
+
+
+def test_a_conviction_takes_the_fences_back_and_no_move_is_believed_for_a_while(engine: Engine) -> None:
+    """Frames made from a cheat's are unlike others though honest; they must not open the fences for its accomplices."""
+    clear(engine, range(MOVED_WORKERS))
+    engine.convict(7)
+    assert not any(engine.has_moved(stage) for stage in range(4))
+    copy = Engine.from_state_dict(POLICY, engine.state_dict())
+    for one in (engine, copy):
+        one.begin_step(SETTLED + CALM_STEPS - 1)
+        clear(one, range(MOVED_WORKERS))
+        assert not one.has_moved(STAGE)
+        one.begin_step(SETTLED + CALM_STEPS)
+        clear(one, range(MOVED_WORKERS))
+        assert one.has_moved(STAGE)
+
+
+def test_young_windows_move_nothing(engine: Engine) -> None:
+    for baseline in engine.baselines.values():
+        baseline.frames = SETTLED - 1
+    clear(engine, range(MOVED_WORKERS))
+    assert not engine.has_moved(STAGE)
+
+
+def test_once_one_is_cleared_the_suspects_of_others_get_no_replay(engine: Engine) -> None:
+    """Whether honest frames moved must not wait for ten more flags."""
+    near = [engine.screen(frame(worker, 1.14, step=500), worker) for worker in range(3)]
+    assert all(one.crossed for one in near) and not any(is_far(one) for one in near)
+    assert not any(engine.at_once(one) for one in near)
+    engine.cleared_by_recompute(STAGE, FORWARD, near[0])
+    assert [engine.at_once(one) for one in near] == [False, True, True]
+    assert not engine.at_once(engine.screen(frame(3, step=500), 3)), "inside its fences"
+    engine.begin_step(SETTLED + 1)
+    assert not any(engine.at_once(one) for one in near)
 
 
 def test_the_state_goes_round(engine: Engine) -> None:

@@ -24,10 +24,15 @@ from verifier.check.liveness import InconclusiveRates
 from verifier.check.policy import PPM, Policy
 from verifier.check.sequential import SequentialTest
 from verifier.check.verdict import Verdict, VerdictKind
-from verifier.check.watch import Watch
+from verifier.check.watch import Watch, is_far
 
 VERSION = 4
 MOVED_WORKERS = 3
+SETTLED_FRAMES = 32
+"""Frames after warm-up in which no move is believed: young windows flag honest frames in bursts."""
+CALM_STEPS = 32
+"""Steps after a conviction in which no move is believed: what a cheat sent moves honest frames too, those that were
+made from it, and wide fences are what the other cheats wait for."""
 _WAYS = (FORWARD, BACKWARD)
 
 
@@ -65,6 +70,7 @@ class Engine:
         self._rates = InconclusiveRates()
         self._watch = Watch()
         self._cleared: set[int] = set()
+        self._calm_from = 0
 
     def begin_step(self, step: int) -> None:
         """A new optimizer step: forget which microbatches are tainted; policy ``screen`` weighs the flags of the step
@@ -130,6 +136,12 @@ class Engine:
         """Whether a worker's frames of these directions are to be recomputed, flagged or not."""
         return self._watch.watched(worker, directions)
 
+    def at_once(self, screening: Screening) -> bool:
+        """Whether a suspect gets no replay: it lies far outside its fences, or another worker's was cleared in this
+        step. Whether honest frames moved must not wait until more of them are flagged."""
+        suspect = screening.verdict.kind is VerdictKind.SUSPECT
+        return is_far(screening) or (suspect and bool(self._cleared - {screening.worker}))
+
     def upheld(self, worker: int, directions: Iterable[int]) -> None:
         """A recompute bore out a worker's frame of these directions."""
         self._watch.upheld(worker, directions)
@@ -145,14 +157,13 @@ class Engine:
 
         Three workers cleared in one step: not they are unusual, honest frames are (a jump of the learning rate, other
         data). One engine sees all boundaries of its rows, and what moves one moves the rest: all of them get fences
-        three times as wide as in warm-up, and its audits, until half of each window is new. By chance, at 0.5 % honest
-        flags of which three in ten are recomputed, that is one step in ten thousand at 32 frames a step."""
+        three times as wide as in warm-up, and its audits, until each window is new."""
         if screening.crossed and not screening.in_warmup:
             self._cleared.add(screening.worker)
-            if len(self._cleared) == MOVED_WORKERS:
+            if len(self._cleared) == MOVED_WORKERS and self._step >= self._calm_from:
                 for baseline in self.baselines.values():
-                    if baseline.frames >= self.policy.warmup_frames:  # some boundaries never see a frame
-                        baseline.moved_until = baseline.frames + self.policy.window // 2
+                    if baseline.frames >= self.policy.warmup_frames + SETTLED_FRAMES:
+                        baseline.moved_until = baseline.frames + self.policy.window
         return check.cleared_by_recompute(self.baselines[stage, direction], screening)
 
     def has_moved(self, stage: int) -> bool:
@@ -160,9 +171,12 @@ class Engine:
         return any(self.baselines[stage, way].frames < self.baselines[stage, way].moved_until for way in _WAYS)
 
     def convict(self, worker: int) -> None:
-        """Take a convict's frames out of every window."""
+        """Take a convict's frames out of every window, and the fences back to where they were if they had followed a
+        move: it was its doing."""
+        self._calm_from = self._step + CALM_STEPS
         for baseline in self.baselines.values():
             check.forget(baseline, worker)
+            baseline.moved_until = 0
         for one in self.gradients:
             one.forget(worker)
         self._test.forget(worker)
@@ -193,7 +207,9 @@ class Engine:
         """Everything, as contiguous tensors under dotted names; goes into the checkpoint."""
         due = json.dumps([[b.worker, b.step, b.reason] for b in self._due]).encode()
         state = {
-            "engine.meta": torch.tensor([VERSION, self.num_stages, self.seed, self._step], dtype=torch.int64),
+            "engine.meta": torch.tensor(
+                [VERSION, self.num_stages, self.seed, self._step, self._calm_from], dtype=torch.int64
+            ),
             "engine.tainted": torch.tensor(sorted(self._tainted.items()), dtype=torch.int64).reshape(-1, 2),
             "engine.suspects": torch.tensor(
                 [(*work, worker) for work, worker in sorted(self._suspects.items())], dtype=torch.int64
@@ -217,11 +233,12 @@ class Engine:
             return {k.removeprefix(prefix + "."): v for k, v in state.items() if k.startswith(prefix + ".")}
 
         try:
-            version, num_stages, seed, step = state["engine.meta"].tolist()
+            version, *rest = state["engine.meta"].tolist()
             if version != VERSION:
                 raise ValueError(f"version {version}, this build reads {VERSION}")
+            num_stages, seed, step, calm_from = rest
             engine = cls(policy, num_stages, seed)
-            engine._step = step
+            engine._step, engine._calm_from = step, calm_from
             for stage, direction in engine.baselines:
                 found = Baseline.from_state_dict(part(f"baseline.{stage}.{direction}"))
                 if (found.stage, found.direction, found.num_stages) != (stage, direction, num_stages):
