@@ -167,6 +167,11 @@ class Engine:
             one.forget(worker)
         self._test.forget(worker)
         self._watch.forget(worker)
+        self._rates.forget(worker)
+
+    def gone(self, worker: int) -> None:
+        """Somebody else convicted it, or another account holds its slot now: the frames that it lost count no more."""
+        self._rates.forget(worker)
 
     def substitute(self, stage: int) -> Array | None:
         """Policy ``paper``: what a flagged gradient leaving ``stage`` is replaced by, the EMA gradient [T, D]."""
