@@ -105,6 +105,10 @@ class SeatContext:
         """How many microbatches a seat drives a step."""
         return len(assignment.microbatches_of(seat, self.spec.training.microbatches, self.live))
 
+    def ends_epoch(self, step: int) -> bool:
+        training = self.spec.training
+        return (step + 1) % training.epoch_steps == 0 or step == training.steps - 1
+
     def stage_of(self, slot: int) -> int:
         return assignment.stage_of(slot, self.num_replicas)
 

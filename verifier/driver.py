@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 
-from sentinel_market.domain import assignment
 from sentinel_market.domain.ids import BACKWARD, FORWARD
-from sentinel_market.errors import Fatal, PeerGone, ProtocolError
+from sentinel_market.errors import PeerGone, ProtocolError
 from sentinel_market.wire import relay_pb2 as pb
 from sentinel_market.wire.tensors import all_finite, decode, encode
 from verifier.answers import (
@@ -40,6 +38,7 @@ from verifier.check.check import Screening
 from verifier.check.confirm import Action, Event, decide
 from verifier.check.tolerance import Comparison, compare
 from verifier.check.verdict import Verdict, VerdictKind
+from verifier.choice import Choice
 from verifier.context import SeatContext
 from verifier.evidence.history import Happened
 from verifier.evidence.screening import snapshot
@@ -51,9 +50,6 @@ from verifier.step import SlotSession, StepState
 from verifier.weights import WeightsStore
 
 log = logging.getLogger("verifier")
-
-PATIENCE_SECONDS = 30.0
-"""How long a stage may be without any worker before the run stops."""
 
 
 class Driver:
@@ -93,7 +89,8 @@ class Driver:
         self.engine = self.recorder.engine(context)
         self.secret = b""
         self.replay_micros = 0
-        self._rng = random.Random()
+        engine = self.engine
+        self.choice = Choice(context, relay, barred, engine.overloaded, engine.gone, self.time_limit)
         self._state = StepState(-1)
         self._embedding = torch.empty(0)
         self._head: torch.Tensor | None = None
@@ -113,7 +110,7 @@ class Driver:
         self.engine.begin_step(state.step)
         self.held, self.accepted, self.units, self.leaves = [], [], {}, {}
         self.counters, self._duplicates = Counters(), 0
-        self._rng.seed(assignment.draw_seed(self.context.spec.seed, state.step, self.context.me))
+        self.choice.begin(state)
         if self.context.policy.screens:
             self._embedding = await self._weights.embedding(state.step)
             self._head = await self._weights.head(state.step)
@@ -173,15 +170,17 @@ class Driver:
         avoid: set[SlotSession] = set()
         flagged = 0
         while True:
-            prefer = forward.session if forward is not None and self._usable(forward.session) else None
+            prefer = forward.session if forward is not None and self.choice.usable(forward.session) else None
             if prefer is not None and prefer.id in avoid:
                 prefer = None
-            session = prefer or await self._pick(stage, avoid)
+            session = prefer or await self.choice.pick(stage, avoid)
             try:
                 answer = await self._work(session, stage, held, operation, forward if prefer is not None else None)
             except (PeerGone, ProtocolError) as error:
-                self.recorder.lost(session.slot.slot, session.stage)
-                self._accident(session, error)
+                # Whose sum was dropped meanwhile lost what it had in hand as well: that is one loss, not several.
+                if not self._state.void(*session.id):
+                    self.recorder.lost(session.slot.slot, session.stage)
+                    self._accident(session, error)
                 avoid.add(session.id)
                 continue
             final = await self._judge(stage, held, answer, seconded=flagged > 1)
@@ -189,45 +188,6 @@ class Driver:
                 return final
             flagged += 1
             avoid.add(session.id)
-
-    # ---- choosing a replica
-
-    def _usable(self, session: WorkerSession) -> bool:
-        if session.closed or session.suspended_until > time.monotonic():
-            return False
-        if session.ready is None or session.ready[0] > self._state.step:
-            return False
-        return not self._barred(session.slot.slot) and not self._state.void(*session.id)
-
-    def _with_patience(self, sessions: list[WorkerSession]) -> list[WorkerSession]:
-        """Without those whose work is lost three times as often as their peers', as long as others are there."""
-        return [s for s in sessions if not self.engine.overloaded(s.slot.slot)] or sessions
-
-    def replicas(self, stage: int) -> list[WorkerSession]:
-        """Live replicas of a stage that may be given work now."""
-        found = [s for s in self._relay.sessions.values() if s.stage == stage and self._usable(s)]
-        return self._with_patience(found)
-
-    async def _pick(self, stage: int, avoid: Iterable[SlotSession]) -> WorkerSession:
-        until = time.monotonic() + PATIENCE_SECONDS
-        avoided = set(avoid)
-        while True:
-            usable = self.replicas(stage)
-            choice = [s for s in usable if s.id not in avoided]
-            if choice:
-                return self._draw(choice)
-            if usable and time.monotonic() > until - PATIENCE_SECONDS + 1.0:
-                avoided.clear()  # every live replica failed once: an accident may pass
-                continue
-            if time.monotonic() > until:
-                raise Fatal(f"stage {stage} has no live worker left; start one with `sentinel worker start`")
-            await asyncio.sleep(0.05)
-
-    def _draw(self, sessions: list[WorkerSession]) -> WorkerSession:
-        """Stochastic wiring: weights from measured service times and what is in flight."""
-        ordered = sorted(sessions, key=lambda s: s.slot.slot)
-        weights = [1.0 / (max(s.service_seconds, 1e-3) * (1 + s.in_flight)) for s in ordered]
-        return self._rng.choices(ordered, weights)[0]
 
     def _accident(self, session: WorkerSession, error: Exception) -> None:
         """Liveness is not integrity: the unit is lost, never stake. Rests longer each time."""
@@ -403,7 +363,7 @@ class Driver:
             history.append(Happened(Event.AUDIT))
         if self.engine.watched(answer.session.slot.slot, answer.directions):
             history.append(Happened(Event.WATCHED))
-        others = [s for s in self.replicas(stage) if s.slot.slot != answer.session.slot.slot]
+        others = [s for s in self.choice.live(stage) if s.slot.slot != answer.session.slot.slot]
         adds = answer.operation != pb.FORWARD  # a replayed backward is a duplicate in somebody's sum
         spent = adds and self._duplicates >= self._duplicate_limit()
         self.recorder.confirm(answer, len(others), spent=spent)
@@ -498,9 +458,9 @@ class Driver:
             if replay is not None:
                 self._accept(replay, held, [])
             return replay
-        if replay is not None:
-            self._accept(replay, held, [])
         if step.verdict is VerdictKind.ACCEPT:
+            if replay is not None:
+                self._accept(replay, held, [])
             if step.cleared_by == "recompute":
                 self.engine.upheld(answer.session.slot.slot, answer.directions)
                 said = suspect.verdict if suspect else None
@@ -510,8 +470,9 @@ class Driver:
                         self.engine.cleared_by_recompute(stage, direction, screening)
             self._accept(answer, held, screenings)
             return answer
+        # Of two that disagree nobody can say which is right: neither goes on.
         self._accident(answer.session, ProtocolError("inconclusive", step.reason))
-        return replay
+        return None
 
     def _duplicate_limit(self) -> int:
         """max(1, 2p x frames) a driver and step (protocol.md)."""
@@ -521,7 +482,7 @@ class Driver:
         return max(1, 2 * share * frames // 1_000_000)
 
     async def _replay(self, stage: int, held: Held, answer: Answer, others: list[WorkerSession]) -> Answer | None:
-        session = self._draw(others)
+        session = self.choice.draw(others)
         try:
             replay = await self._work(session, stage, held, answer.operation, None)
         except (PeerGone, ProtocolError) as error:

@@ -54,6 +54,7 @@ class WorkerSession:
         """Whether a worker that is ready for this step can still follow the run."""
         self.closed = False
         self.suspended_until = 0.0
+        self._silent_since: float | None = None
         self.in_flight = 0
         self.service_seconds = 0.05
         self.process_micros = 0
@@ -67,6 +68,11 @@ class WorkerSession:
     @property
     def id(self) -> tuple[int, int]:
         return (self.slot.slot, self.session)
+
+    @property
+    def silent_seconds(self) -> float:
+        """Since it was given the first task that it has not answered in time, and has said nothing at all; 0: none."""
+        return 0.0 if self._silent_since is None else time.monotonic() - self._silent_since
 
     def send(self, message: pb.ToWorker) -> None:
         if not self.closed:
@@ -92,8 +98,9 @@ class WorkerSession:
             self.send(pb.ToWorker(task=task))
             result = await asyncio.wait_for(future, time_limit)
         except TimeoutError:
-            # Not a fault of anybody that a stake could pay for; but no more work until it says Ready again.
+            # Not a fault of anybody that a stake could pay for; but others are asked first until it says Ready again.
             self.suspended_until = time.monotonic() + 5 * time_limit
+            self._silent_since = began if self._silent_since is None else self._silent_since
             raise PeerGone(f"slot {self.slot.slot} did not answer within {time_limit:g} s") from None
         finally:
             self.in_flight -= 1
@@ -125,6 +132,7 @@ class WorkerSession:
 
     def on_message(self, message: pb.ToSeat) -> None:
         """From the stream. Raises ProtocolError for what no worker may send now."""
+        self._silent_since = None
         kind = message.WhichOneof("kind")
         if kind == "result":
             self._resolve(self._waiting.get(message.result.dispatch), message.result)
@@ -169,9 +177,10 @@ class WorkerSession:
             if not future.done():
                 future.set_exception(PeerGone(f"slot {self.slot.slot}: {reason}"))
 
-    def part(self, code: str, message: str, *, retry: bool = False) -> None:
-        """Say goodbye and let the stream end."""
-        self.send(pb.ToWorker(goodbye=pb.Goodbye(code=code, message=message, retry=retry)))
+    def part(self, code: str, message: str, *, retry: bool = False, dropped: bool = False) -> None:
+        """Say goodbye and let the stream end. ``dropped``: so is this session's sum of the step."""
+        goodbye = pb.Goodbye(code=code, message=message, retry=retry, dropped=self.session if dropped else 0)
+        self.send(pb.ToWorker(goodbye=goodbye))
         self._outbox.put_nowait(None)
 
 

@@ -33,6 +33,7 @@ from verifier.driver import Driver
 from verifier.meter import Meter
 from verifier.payroll import Payroll, payable
 from verifier.peers import Peers
+from verifier.receipts import Receipts
 from verifier.recompute import Recomputer
 from verifier.recording.recorder import Recorder
 from verifier.reduce import Lost, Reducer, Update, check_aggregate, is_lie
@@ -106,6 +107,7 @@ class Seat:
         )
         self.canaries = Canaries(context, self.weights, self.recomputer, self.accuser.probe, self.docket)
         self.relay = Relay(context, self.door.hear, self._on_session, self._slot_of, self.docket.turned_away)
+        self.receipts = Receipts(self.relay)
         self.closing = Closing(
             context, self.peers, self.payroll, self.weights, outside.blobs, outside.events, corpus, self.meter
         )
@@ -158,7 +160,6 @@ class Seat:
         self._refresh_slots = refresh_slots
         self._refreshed = 0.0
         self._refreshing = asyncio.Lock()
-        self._pending_receipts: dict[int, pb.Receipt] = {}
         self._secrets = (secrets.token_bytes(32), secrets.token_bytes(32))
         self._started: set[str] = set()
 
@@ -206,10 +207,8 @@ class Seat:
 
     async def stop(self, code: str, message: str) -> None:
         """Say goodbye to every worker and close."""
+        self.receipts.hand_out()
         for session in list(self.relay.sessions.values()):
-            receipt = self._pending_receipts.pop(session.slot.slot, None)
-            if receipt is not None:
-                session.send(pb.ToWorker(receipt=receipt))
             session.part(code, message)
         await asyncio.sleep(0.2)
         self.docket.cancel()
@@ -256,7 +255,7 @@ class Seat:
         state = self._state(step)
         for old in [old for old in self.book if old < step - 2]:
             del self.book[old]
-        self._hand_out_receipts()
+        self.receipts.hand_out()
         self.docket.begin(state)
         await self.driver.begin(state, self._secrets[0])
         async with asyncio.TaskGroup() as group:
@@ -289,7 +288,7 @@ class Seat:
     async def _say_done(self, state: StepState, round_: int) -> None:
         done = accepted_done(self.context, self.driver, state, round_, self._secrets)
         done.findings.CopyFrom(self.audits.findings(state.step, self._revealed(state.step - 1)))
-        if self._is_epoch_end(state.step):
+        if self.context.ends_epoch(state.step):
             blob = checkpoint.baselines_blob(self.driver.engine)
             done.checkpoint_baselines = await asyncio.to_thread(self.outside.blobs.put, blob)
         self._take_done(self.context.account, done)
@@ -304,7 +303,7 @@ class Seat:
 
     async def _reduce(self, state: StepState, reducer: Reducer) -> Update:
         update = await reducer.reduce(state)
-        if self._is_epoch_end(state.step):
+        if self.context.ends_epoch(state.step):
             weights, moments = checkpoint.stage_blob(reducer.after)
             update.aggregate.checkpoint_weights = await asyncio.to_thread(self.outside.blobs.put, weights)
             update.aggregate.checkpoint_state = await asyncio.to_thread(self.outside.blobs.put, moments)
@@ -322,7 +321,7 @@ class Seat:
         for aggregate in state.aggregates.values():
             check_aggregate(c, state, aggregate)
         previous = self.last.hash if self.last is not None else step_record.GENESIS
-        epoch = state.step // c.spec.training.epoch_steps + 1 if self._is_epoch_end(state.step) else None
+        epoch = state.step // c.spec.training.epoch_steps + 1 if c.ends_epoch(state.step) else None
         built = records.build(c, state, dones, previous, self.weights.hashes[state.step], epoch)
         state.quarantines, record = built.quarantines, built.record
         if built.manifest is not None:
@@ -342,10 +341,7 @@ class Seat:
             secret=self._secrets[0],
         )
         state.record_signatures[c.account] = mine
-        for entry in mine.units:
-            self._pending_receipts[entry.slot] = pb.Receipt(
-                step=state.step, units=entry.units, signature=entry.signature
-            )
+        self.receipts.take(state.step, mine.units)
         await self.peers.broadcast(pb.SeatMessage(record_signature=mine))
         await state.until(lambda: len(state.record_signatures) == len(c.seats))
         signatures = {}
@@ -547,6 +543,14 @@ class Seat:
         if lost.claim is not None:
             message.claim.CopyFrom(lost.claim)
         await self.peers.broadcast(pb.SeatMessage(exclude=message))
+        self._let_begin_anew(state, key)
+
+    def _let_begin_anew(self, state: StepState, key: SlotSession) -> None:
+        """Where its sum is dropped, as everybody knows by now: with a new session it may do more of the step."""
+        session = self.relay.sessions.get(key[0])
+        if session is not None and session.id == key and key in state.excluded:
+            reason = f"the sum of step {state.step} is dropped: {state.excluded[key]}"
+            session.part("dropped", reason, retry=True, dropped=True)
 
     # ---- workers
 
@@ -578,24 +582,14 @@ class Seat:
         log.info("slot %d: session open", session.slot.slot)
         # One that was ready a moment ago follows by itself; an older one is no use before it has joined again.
         session.fresh = lambda step: step >= self.step - 2
-        self._hand_out_receipts()
-        reducer = self.reducers.get(session.stage)
-        if reducer is None or self.last is None:
+        self.driver.choice.met(session)
+        self.receipts.hand_to(session)
+        if session.stage not in self.reducers:
+            return
+        self._let_begin_anew(self._state(self.step), session.id)
+        if self.last is None:
             return
         payload = self.weights.payload(self.last.record.step + 1, session.stage)
         if payload is not None:
             weights = pb.Weights(record=self.last.signed, payload=payload, step=self.last.record.step + 1)
             session.send(pb.ToWorker(weights=weights))
-
-    def _hand_out_receipts(self) -> None:
-        for slot, receipt in list(self._pending_receipts.items()):
-            session = self.relay.sessions.get(slot)
-            if session is not None and not session.closed:
-                session.send(pb.ToWorker(receipt=receipt))
-                del self._pending_receipts[slot]
-
-    # ---- epochs
-
-    def _is_epoch_end(self, step: int) -> bool:
-        training = self.context.spec.training
-        return (step + 1) % training.epoch_steps == 0 or step == training.steps - 1

@@ -59,6 +59,10 @@ class StepState:
         """Whether what this worker did in this step is dropped."""
         return slot in self.quarantines or (slot, session) in self.excluded
 
+    def dropped(self, slot: int) -> int:
+        """How many sums of this slot were dropped in this step."""
+        return sum(one == slot for one, _ in self.excluded)
+
     def exclude(self, slot: int, session: int, reason: str, *, lie: bool = False) -> bool:
         """Returns whether that was news."""
         if (slot, session) in self.excluded:

@@ -85,11 +85,15 @@ class StageRunner:
     def load(self, step: int, flat: torch.Tensor, weights_hash: bytes) -> None:
         """Begin ``step`` from these canonical weights [N]; everything of the step before is dropped."""
         self.module.load_flat(flat if self.attack is None else self.attack.weights(flat, self.stage, step))
-        self._sum.zero_()
+        self.drop_sum()
         self.step, self.weights_hash = step, weights_hash
+        self._sketch = Sketch(self.job_id, step)
+
+    def drop_sum(self) -> None:
+        """Forget what was done in this step; the weights stay."""
+        self._sum.zero_()
         self._kept.clear()
         self.summed.clear()
-        self._sketch = Sketch(self.job_id, step)
 
     def forward(self, key: Key, microbatch: int, x: torch.Tensor) -> torch.Tensor:
         """Tokens [B, T] at stage 0, else an activation [B, T, D]; returns [B, T, D]."""

@@ -14,7 +14,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import grpc
@@ -23,6 +23,7 @@ from google.protobuf.message import DecodeError
 
 from sentinel_market.chain.eip712 import Domain, digest
 from sentinel_market.chain.signing import HotKey, recover
+from sentinel_market.domain import assignment
 from sentinel_market.domain.ids import BACKWARD, FORWARD
 from sentinel_market.domain.messages import SessionHello, StepRecord, WorkReceipt
 from sentinel_market.domain.shapes import FrameShapes
@@ -126,6 +127,8 @@ class Worker:
         self._hot_keys = {seat.account: seat.hot_key for seat in context.seats}
         self._done_links: set[str] = set()
         self._turned_away: set[str] = set()
+        self._session_lock = threading.Lock()
+        """Streams and keys of sessions change together: dialling threads and the compute thread do both."""
         self.links = [self._link(seat) for seat in context.seats]
         if genesis is not None:
             self.runner.load(0, *genesis)
@@ -185,14 +188,16 @@ class Worker:
             self._stopping.wait(RECONNECT_SECONDS)
 
     def _converse(self, link: SeatLink, channel: grpc.Channel) -> None:
-        stream = link.outbox = queue.SimpleQueue()
+        with self._session_lock:
+            stream: Stream = queue.SimpleQueue()
+            link.outbox, key = stream, link.session_key
         link.forwards.clear()
         call = channel.stream_stream(
             WORK, request_serializer=pb.Part.SerializeToString, response_deserializer=pb.Part.FromString
         )(_parts_of(stream))
         try:
             incoming = _messages(call, self.context.shapes.max_message_bytes)
-            self._shake_hands(link, incoming)
+            self._shake_hands(link, key, incoming)
             for message in incoming:
                 self._inbox.put((link, stream, message))
                 if self._stopping.is_set():
@@ -201,7 +206,7 @@ class Worker:
             stream.put(None)
             call.cancel()
 
-    def _shake_hands(self, link: SeatLink, incoming: Iterator[pb.ToWorker]) -> None:
+    def _shake_hands(self, link: SeatLink, key: SessionKey, incoming: Iterator[pb.ToWorker]) -> None:
         c = self.context
         nonce = secrets.token_bytes(32)
         hello = pb.Hello(
@@ -210,7 +215,7 @@ class Worker:
             slot=c.slot,
             nonce=c.nonce,
             worker_nonce=nonce,
-            session=self.session,
+            session=key.session,
             next_sequence=link.watermark.next_sequence,
         )
         link.send(pb.ToSeat(hello=hello))
@@ -226,7 +231,7 @@ class Worker:
                 link.seat.account,
                 nonce,
                 challenge.verifier_nonce,
-                self.session,
+                key.session,
                 hello.next_sequence,
             ),
         )
@@ -235,7 +240,10 @@ class Worker:
             raise ProtocolError("signature", f"{signer} answered, but seat {link.seat.account} is {link.seat.hot_key}")
         link.send(pb.ToSeat(proof=pb.HelloProof(signature=c.key.sign(signed))))
         self._expect(link, incoming, "welcome")
-        link.open = True
+        with self._session_lock:
+            if link.session_key is not key:
+                raise ProtocolError("session", "this worker began a new session meanwhile")
+            link.open = True
         self._duplicate_since = 0.0
         log.info("session open with seat %s", link.seat.account)
         if self.runner.step >= 0:
@@ -517,6 +525,8 @@ class Worker:
             if time.monotonic() - self._duplicate_since > self.context.duplicate_patience:
                 self._fatal = Fatal(f"{goodbye.code}: {goodbye.message}. Stop the other process, then start this one")
                 self.stop(goodbye.code)
+        if goodbye.dropped == self.session and self._is_primary(link.seat):
+            self._begin_anew()
         if goodbye.retry:
             return
         if goodbye.code == "finished":
@@ -527,6 +537,20 @@ class Worker:
             if len(self._turned_away) >= self.context.quorum:
                 self._fatal = Fatal(f"{goodbye.code}: {goodbye.message}")
                 self.stop(goodbye.code)
+
+    def _is_primary(self, seat: SeatInfo) -> bool:
+        live = [one.index for one in self.context.seats]
+        return seat.index == assignment.primary_of(self.runner.stage, live)
+
+    def _begin_anew(self) -> None:
+        """The sum of this step is dropped, so all of it: a new session with every seat, with nothing summed."""
+        self.runner.drop_sum()
+        with self._session_lock:
+            self.session = secrets.randbits(63) | 1
+            for link in self.links:
+                link.session_key = replace(link.session_key, session=self.session)
+                link.open, link.made_again = False, 0
+                link.outbox.put(None)
 
     def _finish_if_done(self) -> None:
         """Every seat hands over its last receipt; wait for all of them, or for those that still live."""

@@ -249,14 +249,16 @@ class Receipt(_message.Message):
     def __init__(self, step: _Optional[int] = ..., units: _Optional[int] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class Goodbye(_message.Message):
-    __slots__ = ("code", "message", "retry")
+    __slots__ = ("code", "message", "retry", "dropped")
     CODE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     RETRY_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
     code: str
     message: str
     retry: bool
-    def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ..., retry: _Optional[bool] = ...) -> None: ...
+    dropped: int
+    def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ..., retry: _Optional[bool] = ..., dropped: _Optional[int] = ...) -> None: ...
 
 class Envelope(_message.Message):
     __slots__ = ("job_id", "sender", "recipient", "boot", "sequence", "kind", "size", "body_hash", "signature")

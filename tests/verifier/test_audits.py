@@ -161,13 +161,13 @@ def test_a_wrong_frame_that_its_driver_waved_through_becomes_a_case(tmp_path: Pa
 
     def change(seat: Seat) -> None:
         waves_through(seat)
-        honest_draw = seat.driver._draw
-        seat.driver._draw = lambda some: next(  # type: ignore[method-assign]
+        honest_draw = seat.driver.choice.draw
+        seat.driver.choice.draw = lambda some: next(  # type: ignore[method-assign]
             (one for one in some if one.slot.slot == 1), honest_draw(some)
         )
         for other in m.seats[:HOSTILE]:
-            usable = other.driver._usable
-            other.driver._usable = lambda one, usable=usable: one.slot.slot != 1 and usable(one)  # type: ignore[method-assign,misc]
+            usable = other.driver.choice.usable
+            other.driver.choice.usable = lambda one, usable=usable: one.slot.slot != 1 and usable(one)  # type: ignore[method-assign,misc]
 
     assert train(m, change) == [None, None, None]
     assert "WRONG" in outcomes(m)
@@ -179,9 +179,17 @@ def test_a_wrong_frame_that_its_driver_waved_through_becomes_a_case(tmp_path: Pa
     assert not m.seats[0].audits.ledger.faults, "a driver may be fooled: a wrong frame alone is no fault of it"
 
 
+class Nobody(dict[Any, Any]):
+    """Whom a seat distrusts that does not believe its own accusations."""
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        pass
+
+
 def shirks(seat: Seat) -> None:
-    """Signs a proof of nothing and agrees to everything."""
-    auditor = seat.audits.auditor
+    """Signs a proof of nothing and agrees to everything. It goes on with the workers that it accuses: it would have
+    none left, and stop, before anybody else stops it."""
+    auditor, seat.docket.distrusted = seat.audits.auditor, Nobody()
 
     async def recompute(bundle: Any) -> Claim:
         shape = seat.context.shapes.activation

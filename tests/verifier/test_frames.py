@@ -196,7 +196,7 @@ def test_an_answer_with(tmp_path: Path, change: Callable[[Reply], object], code:
         assert driver.units.get(HOSTILE, 0) == 0
         assert driver.accepted == []
         driver._accident(hostile, caught.value)
-        assert not driver._usable(hostile), "it rests"
+        assert not driver.choice.usable(hostile), "it rests"
         assert not hostile.closed, "and may try again"
         await goes_on(one)
 
@@ -221,7 +221,7 @@ def test_an_answer_that_reaches_nobody_is_a_lost_unit_and_no_offence(
         hostile = one.seat.relay.sessions[HOSTILE]
         with pytest.raises(PeerGone):
             await one.seat.driver._work(hostile, 1, one.held(MICROBATCH), pb.LOSS, None)
-        assert not one.seat.driver._usable(hostile)
+        assert not one.seat.driver.choice.usable(hostile)
         one.seat.driver.time_limit = lambda: 30.0  # type: ignore[method-assign]
         await goes_on(one)
 
@@ -415,3 +415,51 @@ def test_a_watched_workers_lie_is_convicted_though_no_screen_sees_it(
             assert all(happened.text() for happened in offences[0].history)
 
     story(tmp_path, off_by_a_percent, tell, slots=(0, 1, 2))
+
+
+def test_of_two_that_disagree_neither_goes_on_where_nothing_can_be_recomputed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The replay may be the lie as well as the answer."""
+    monkeypatch.setattr(driver_module.audit, "goes_straight_to_recompute", lambda *_: False)
+
+    async def gone(*_: object) -> object:
+        raise PeerGone("the weights are not served")
+
+    async def tell(one: OneSeat) -> None:
+        driver, offences = one.seat.driver, list[Offence]()
+        monkeypatch.setattr(driver, "_is_audited", lambda *_: True)
+        monkeypatch.setattr(one.seat.recomputer, "run", gone)
+        monkeypatch.setattr(driver.choice, "draw", lambda some: next(s for s in some if s.slot.slot == HOSTILE))
+        driver._on_offence = offences.append
+        honest = one.seat.relay.sessions[HONEST[0]]
+        answer = await driver._work(honest, 1, one.held(MICROBATCH), pb.LOSS, None)
+        assert await driver._judge(1, one.held_for(answer), answer) is None
+        assert driver.accepted == [] and offences == []
+        assert driver.counters.accidents[-1][0] == HONEST[0]
+
+    story(tmp_path, off_by_a_percent, tell)
+
+
+def test_what_a_worker_had_in_hand_when_its_sum_was_dropped_is_no_loss_of_its_own(tmp_path: Path) -> None:
+    """It begins a new session then, with every seat."""
+
+    async def tell(one: OneSeat) -> None:
+        driver, first = one.seat.driver, one.seat.relay.sessions[HOSTILE]
+        work = driver._work
+
+        async def interrupted(session, *rest):  # type: ignore[no-untyped-def]
+            if session is first:
+                driver._state.exclude(*first.id, "it broke")
+                raise PeerGone("it left")
+            return await work(session, *rest)
+
+        driver._work = interrupted  # type: ignore[method-assign]
+        draw, lost = driver.choice.draw, list[int]()
+        driver.choice.draw = lambda some: first if first in some else draw(some)  # type: ignore[method-assign]
+        driver.engine.inconclusive = lambda slot, _: lost.append(slot)  # type: ignore[method-assign]
+        answer = await driver._until_accepted(1, one.held(MICROBATCH), pb.LOSS)
+        assert answer.session.slot.slot in HONEST
+        assert driver.counters.accidents == [] and lost == []
+
+    story(tmp_path, None, tell)

@@ -220,7 +220,7 @@ def test_a_worker_that_is_ready_for_another_step_gets_no_work(tmp_path: Path) ->
         async with asyncio.timeout(30):
             while session.ready is None:
                 await asyncio.sleep(0.01)
-        assert one.seat.driver.replicas(0) == []
+        assert one.seat.driver.choice.live(0) == []
         await worker.close()
 
     with_seat(tmp_path, story)

@@ -4,10 +4,8 @@ nobody who does not prove a seat, and goes on for the honest ones."""
 from __future__ import annotations
 
 import json
-import threading
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -24,27 +22,6 @@ from worker import session as session_module
 from worker.protection import BLOCK
 
 MakeRig = Callable[..., Rig]
-
-
-@pytest.fixture
-def rig_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeRig]:
-    monkeypatch.setattr(session_module, "RECONNECT_SECONDS", 0.02)
-    rigs: list[Rig] = []
-
-    def make(**options: int) -> Rig:
-        rigs.append(Rig(tmp_path, **options))
-        return rigs[-1]
-
-    yield make
-    for rig in rigs:
-        rig.close()
-        assert rig.crash is None, f"the worker died of {rig.crash!r}"
-
-
-@pytest.fixture
-def rig(rig_of: MakeRig) -> Rig:
-    """The last stage, with two open sessions."""
-    return rig_of().ready()
 
 
 def refused(seat: FakeSeat, task: pb.Task) -> str:
@@ -391,71 +368,6 @@ def test_parked_tasks_are_bounded_for_each_seat(rig: Rig, monkeypatch: pytest.Mo
     honest.say(pb.ToWorker(task=rig.loss(honest, step=1, weights_hash=encoded_hash(weights.payload))))
     honest.say(pb.ToWorker(weights=weights))
     assert honest.hear().WhichOneof("kind") == "result"
-
-
-# ---- a stream that broke
-
-
-def reconnected(rig: Rig, seat: FakeSeat) -> None:
-    """Hang up on the worker, and wait until it has dialled again and is ready."""
-    seat.forgives = True
-    before = seat.proofs
-    seat.hang_up()
-    eventually(lambda: seat.proofs > before)
-    seat.hear("ready")
-
-
-def test_a_task_that_waits_for_weights_goes_with_its_stream(rig: Rig) -> None:
-    """The seat gave it to somebody else when the stream broke; its answer would be nobody's."""
-    seat, weights = rig.seats[0], rig.weights(1)
-    hashed = encoded_hash(weights.payload)
-    seat.say(pb.ToWorker(task=rig.loss(seat, step=1, weights_hash=hashed)))
-    eventually(lambda: len(rig.worker._parked) == 1)
-    reconnected(rig, seat)
-    seat.say(pb.ToWorker(weights=weights))
-    task = rig.loss(seat, step=1, weights_hash=hashed)
-    assert served(seat, task).dispatch == task.dispatch
-    assert len(rig.worker.runner.summed) == 1
-
-
-def test_tasks_of_a_broken_stream_make_no_room_scarce_in_the_new_one(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_module, "MAX_PARKED", 2)
-    seat, weights = rig.seats[0], rig.weights(1)
-    hashed = encoded_hash(weights.payload)
-    for _ in range(2):
-        seat.say(pb.ToWorker(task=rig.loss(seat, step=1, weights_hash=hashed)))
-    eventually(lambda: len(rig.worker._parked) == 2)
-    reconnected(rig, seat)
-    task = rig.loss(seat, step=1, weights_hash=hashed)
-    seat.say(pb.ToWorker(task=task))
-    seat.say(pb.ToWorker(weights=weights))
-    answer = seat.hear()
-    assert answer.WhichOneof("kind") == "result"
-    assert answer.result.dispatch == task.dispatch
-
-
-def test_tasks_in_hand_when_a_stream_breaks_are_not_answered_in_the_next(rig: Rig) -> None:
-    """One is being computed, one is in the queue. The receipt that the second brought counts: it is signed pay."""
-    seat, link = rig.seats[0], rig.worker.links[0]
-    begun, go_on = threading.Event(), threading.Event()
-    compute = rig.worker.runner.loss
-
-    def slow(*args: object) -> object:
-        begun.set()
-        assert go_on.wait(30)
-        return compute(*args)  # type: ignore[arg-type]
-
-    rig.worker.runner.loss = slow  # type: ignore[method-assign,assignment]
-    seat.say(pb.ToWorker(task=rig.loss(seat)))
-    assert begun.wait(30)
-    seat.say(pb.ToWorker(task=rig.loss(seat, receipt=seat.receipt(0))))
-    eventually(lambda: not rig.worker._inbox.empty())
-    reconnected(rig, seat)
-    go_on.set()
-    eventually(lambda: link.receipt_step == 0)
-    task = rig.loss(seat)
-    assert served(seat, task).dispatch == task.dispatch
-    assert len(rig.worker.runner.summed) == 2, "the one that was begun, and the new one"
 
 
 # ---- sums

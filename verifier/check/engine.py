@@ -181,6 +181,11 @@ class Engine:
             one.forget(worker)
         self._test.forget(worker)
         self._watch.forget(worker)
+        self._rates.forget(worker)
+
+    def gone(self, worker: int) -> None:
+        """Another account holds its slot now: the frames that the last one lost count no more."""
+        self._rates.forget(worker)
 
     def substitute(self, stage: int) -> Array | None:
         """Policy ``paper``: what a flagged gradient leaving ``stage`` is replaced by, the EMA gradient [T, D]."""

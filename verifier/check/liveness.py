@@ -26,6 +26,10 @@ class InconclusiveRates:
         """One frame was lost, or its final verdict was INCONCLUSIVE."""
         self._counts.setdefault((stage, worker), [0, 0])[1] += 1
 
+    def forget(self, worker: int) -> None:
+        """It is gone: what it lost is held against nobody who takes its place, and it is nobody's peer."""
+        self._counts = {key: counts for key, counts in self._counts.items() if key[1] != worker}
+
     @staticmethod
     def _rate(counts: list[int]) -> float:
         # a lost frame was never seen, an unclear one was: never above 1, and the same for all workers
@@ -33,7 +37,8 @@ class InconclusiveRates:
 
     def overloaded(self, worker: int) -> bool:
         """At least five, and a rate above 3 x the median of the other workers of its stage (taken as at least 1 %).
-        Without another worker there is nothing to compare with, and nobody else to do the work: False."""
+        Without another worker there is nothing to compare with, and nobody else to do the work: False. It says who is
+        asked last, not who is asked no more: whoever chooses takes an overloaded worker before nobody."""
         for (stage, who), counts in self._counts.items():
             if who != worker or counts[1] < LEAST:
                 continue
