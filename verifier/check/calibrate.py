@@ -23,7 +23,7 @@ MARGIN = 20
 TOLERANCES: dict[tuple[str, str], Tolerance] = {
     ("float32", "cpu"): Tolerance(relative_e6=100, element_e6=1_000, sketch_e6=1_000),
     # bf16's own rounding is 1/10 of the smallest cheat that can be told from it: only twice above honest noise. Single
-    # elements have long tails: of 900 honest recomputes in three runs of `sentinel sim --condition bf16` one was 0.24 off.
+    # elements have long tails: of 900 honest recomputes of `sentinel sim --condition bf16` one was 0.24 off.
     ("bfloat16", "cpu"): Tolerance(relative_e6=10_000, element_e6=500_000, sketch_e6=20_000),
 }
 
